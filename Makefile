@@ -5,7 +5,7 @@ export JOBS
 PYTHON_BIN := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build product demo check test test-full test-gpu test-libraries sim-fuzz load-fuzz fuzz calls bench bench-partition serve-demo qwen3-demo kv-demo compat lint sanitize
+.PHONY: help setup build product demo check test test-full test-gpu test-libraries sim-fuzz load-fuzz fuzz calls bench bench-partition serve-demo qwen3-demo kv-demo migration-demo compat lint sanitize
 .PHONY: clean distclean
 
 help:       ## show this list
@@ -56,6 +56,9 @@ qwen3-demo: setup product ## Qwen3 in C++: generates, with random weights where 
 
 kv-demo: setup product ## a long shared prompt: computed, from host memory, and from the disk after a restart (ARGS="--tokens 512 --layers 8")
 	@$(PYTHON_BIN) -m torch_hetero.kv demo $(ARGS)
+
+migration-demo: setup product ## trains on a folder of photographs with and without a plan that moves its preprocessing (ARGS="photos --photos 256", "sounds")
+	@$(PYTHON_BIN) examples/migration/compare.py $(ARGS)
 
 serve-demo: product ## requests for a real model on one and on several core groups, against eager and inductor (ARGS="--help" for its options)
 	@$(PYTHON_BIN) -m tests.perf.serve_demo $(ARGS)

@@ -16,7 +16,7 @@ fi
 
 # System packages, where they are missing and may be installed.
 required=(g++ cmake python3-venv python3-dev nlohmann-json3-dev libxxhash-dev)
-helpful=(ninja-build libxbyak-dev libdeflate-dev liburing-dev libzstd-dev liblz4-dev ccache mold)
+helpful=(ninja-build libxbyak-dev libdeflate-dev liburing-dev libjpeg62-turbo-dev libzstd-dev liblz4-dev ccache mold)
 if [ "$what" = all ]; then
   required+=(libgtest-dev catch2)
   helpful+=(libbenchmark-dev redis-server fio valgrind chromium libcpp-httplib-dev libpcre2-dev libutf8proc-dev)

@@ -4,20 +4,10 @@
 #include <typeinfo>
 
 #include "backend/cpu/fused/launch.h"
+#include "backend/cpu/worker_queue.h"
 #include "backend/fused/call.h"
 
 namespace hetero::backend {
-namespace {
-
-// Everything recorded before has run when record returns.
-class CpuEvent final : public Event {
- public:
-  bool query() const override { return true; }
-  Status synchronize() override { return Status(); }
-};
-
-}  // namespace
-
 class CpuDevice::InlineQueue final : public Queue {
  public:
   InlineQueue(AtomicCounters& counters, QueueKind kind) : counters_(counters), kind_(kind) {}
@@ -39,12 +29,13 @@ class CpuDevice::InlineQueue final : public Queue {
       return Status(ErrorClass::kUsage, "a cpu queue can record only events that the cpu created");
     }
     counters_.count_record();
+    static_cast<CpuEvent&>(event).set_record(nullptr);
     return Status();
   }
 
   Status wait(Event& event) override {
     counters_.count_wait();
-    return typeid(event) == typeid(CpuEvent) ? Status() : event.synchronize();
+    return event.synchronize();
   }
 
   Status synchronize() override { return Status(); }
@@ -57,7 +48,11 @@ class CpuDevice::InlineQueue final : public Queue {
 CpuDevice::CpuDevice()
     : capabilities_{.host_accessible = true, .inline_queues = true}, allocator_(host_memory(), name_) {
   for (size_t kind = 0; kind < queues_.size(); ++kind) {
-    queues_[kind] = std::make_unique<InlineQueue>(counters_, static_cast<QueueKind>(kind));
+    if (static_cast<QueueKind>(kind) == kCpuWorker) {
+      queues_[kind] = std::make_unique<WorkerQueue>(counters_);
+    } else {
+      queues_[kind] = std::make_unique<InlineQueue>(counters_, static_cast<QueueKind>(kind));
+    }
   }
 }
 
@@ -66,5 +61,7 @@ Result<bool> CpuDevice::run_fused(const FusedCall& call) {
 }
 
 std::unique_ptr<Event> CpuDevice::create_event() { return std::make_unique<CpuEvent>(); }
+
+Status CpuDevice::synchronize() { return queue(kCpuWorker).synchronize(); }
 
 }  // namespace hetero::backend

@@ -1,9 +1,9 @@
 // CpuDevice: the host as a Device.
 //
 // Its queues are inline: launch and copy do their work on the calling thread before they return. So
-// all submitted work is done, an Event needs no state, and the order across queues is the program's
-// own. Waiting for another device's Event blocks the calling thread. Memory comes from a
-// CachingAllocator.
+// all that was submitted to them is done, and the order across them is the program's own. Waiting
+// for an Event blocks the calling thread. The worker queue (worker_queue.h) is the exception: it
+// has a thread. Memory comes from a CachingAllocator.
 //
 // Thread safety: any thread. Threads that launch at the same time run at the same time: an inline
 // queue orders the work of one thread, and threads order themselves.
@@ -32,7 +32,7 @@ class CpuDevice final : public Device {
   std::unique_ptr<Event> create_event() override;
   bool can_fuse(const FusedKernel&) const override { return true; }
   Result<bool> run_fused(const FusedCall& call) override;
-  Status synchronize() override { return Status(); }
+  Status synchronize() override;
   Status account_external(int64_t bytes) override { return allocator_.account_external(bytes); }
   void empty_cache() override { allocator_.empty_cache(); }
   void set_memory_limit(size_t bytes) override { allocator_.set_memory_limit(bytes); }

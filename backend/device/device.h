@@ -3,8 +3,8 @@
 // A Device owns memory and a few Queues. A Queue runs tasks and copies strictly in the order of
 // submission. Different queues run at the same time; Events, and nothing else, order them. The
 // layers above, such as the executor and the storages of ops/, use this header alone. So a new
-// device is one folder that implements it: `cpu` (runs inline on the calling thread), `sim` (an
-// accelerator without hardware), `cuda`, and `fault` (wraps any of them).
+// device is one folder that implements it: `cpu` (runs inline on the calling thread, and has a
+// worker queue), `sim` (an accelerator without hardware), `cuda`, and `fault` (wraps any of them).
 //
 //   Device* device = registry().accelerator();
 //   Result<Block> block = device->allocate(1 << 20);
@@ -136,6 +136,10 @@ struct Task {
 class Event {
  public:
   virtual ~Event() = default;
+  // An event that is done when the last record, as of this call, is: a queue of another device can
+  // wait for it on its own thread. It moves no virtual clock. Null if the device has none, and then
+  // the caller waits.
+  virtual std::shared_ptr<Event> last_record() { return nullptr; }
   // Whether everything before the last record has run.
   virtual bool query() const = 0;
   // Blocks the calling thread until query() is true.
@@ -144,8 +148,8 @@ class Event {
 
 // Urgent queues are for small copies that the caller waits for, so that these need not stand behind
 // large ones. They use the same link. The further compute queues are for tasks that need not wait
-// for those of the others. They share the device. kFromPeer carries direct copies from another
-// accelerator's memory.
+// for those of the others. They share the device. Of the CPU, kCompute2 is its worker queue.
+// kFromPeer carries direct copies from another accelerator's memory.
 enum class QueueKind : uint8_t {
   kCompute,
   kHostToDevice,
@@ -159,6 +163,8 @@ enum class QueueKind : uint8_t {
 };
 inline constexpr int kQueueKinds = 9;
 inline constexpr int kComputeQueues = 4;
+// The queue of the CPU whose tasks run on a thread of its own. All others are inline.
+inline constexpr QueueKind kCpuWorker = QueueKind::kCompute2;
 const char* to_string(QueueKind kind);
 // The n-th compute queue, from 0.
 inline QueueKind compute_queue(int n) {
@@ -227,7 +233,7 @@ class Queue {
 
 struct Capabilities {
   bool host_accessible = false;  // the host may dereference Block::data()
-  bool inline_queues = false;    // launch and copy return after the work is done
+  bool inline_queues = false;    // launch and copy return after the work is done; see kCpuWorker
   // Operations and bytes per second, and seconds; 0 when unknown.
   double flops = 0;       // of float32
   double flops_half = 0;  // of 2-byte floats
@@ -339,6 +345,12 @@ class Device {
   virtual double queue_seconds(QueueKind kind) const {
     (void)kind;
     return 0;
+  }
+  // What is submitted to the queue from now on begins at this time at the earliest: it waits for
+  // something that has no clock of its own.
+  virtual void hold_queue(QueueKind kind, double until) {
+    (void)kind;
+    (void)until;
   }
 
   // Counts memory that other allocators own and Blocks adopted (negative: released), in

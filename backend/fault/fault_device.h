@@ -76,6 +76,7 @@ class FaultDevice : public Device {
   void advance_host(double seconds) override { device_.advance_host(seconds); }
   double host_seconds() const override { return device_.host_seconds(); }
   double queue_seconds(QueueKind kind) const override { return device_.queue_seconds(kind); }
+  void hold_queue(QueueKind kind, double until) override { device_.hold_queue(kind, until); }
   Status account_external(int64_t bytes) override { return device_.account_external(bytes); }
   void empty_cache() override { device_.empty_cache(); }
   void set_memory_limit(size_t bytes) override { device_.set_memory_limit(bytes); }

@@ -126,9 +126,36 @@ struct SimDevice::Shared {
   }
 };
 
+// What a queue of another device waits for: one record, without the host's clock.
+class SimDevice::SimRecord final : public Event {
+ public:
+  SimRecord(std::shared_ptr<Shared> shared, std::shared_ptr<Signal> signal)
+      : shared_(std::move(shared)), signal_(std::move(signal)) {}
+
+  bool query() const override {
+    return signal_ == nullptr || shared_->is_forked() || signal_->done.load(std::memory_order_acquire);
+  }
+  Status synchronize() override {
+    if (query()) return Status();
+    std::unique_lock lock(shared_->mutex);
+    shared_->wait_on_host(lock, [this] { return signal_->done.load(std::memory_order_relaxed); });
+    return Status();
+  }
+
+ private:
+  const std::shared_ptr<Shared> shared_;
+  const std::shared_ptr<Signal> signal_;
+};
+
 class SimDevice::SimEvent final : public Event {
  public:
   explicit SimEvent(std::shared_ptr<Shared> shared) : shared_(std::move(shared)) {}
+
+  std::shared_ptr<Event> last_record() override {
+    if (shared_->is_forked()) return std::make_shared<SimRecord>(shared_, nullptr);
+    std::lock_guard lock(shared_->mutex);
+    return std::make_shared<SimRecord>(shared_, last_);
+  }
 
   bool query() const override {
     if (shared_->is_forked()) return true;
@@ -151,8 +178,8 @@ class SimDevice::SimEvent final : public Event {
   }
 
   // REQUIRES, for both: the mutex of `shared()` is held.
-  const std::shared_ptr<Signal>& last_record() const { return last_; }
-  void set_last_record(std::shared_ptr<Signal> signal) { last_ = std::move(signal); }
+  const std::shared_ptr<Signal>& last_signal() const { return last_; }
+  void set_last_signal(std::shared_ptr<Signal> signal) { last_ = std::move(signal); }
 
   const std::shared_ptr<Shared>& shared() const { return shared_; }
 
@@ -240,13 +267,16 @@ class SimDevice::SimQueue final : public Queue {
     device_.counters_.count_wait();
     auto* own = dynamic_cast<SimEvent*>(&event);
     if (own == nullptr) {
-      // The last record of another device's event cannot be captured, so it is waited for here and
-      // now.
-      return event.query() ? Status() : event.synchronize();
+      if (event.query()) return Status();
+      if (std::shared_ptr<Event> record = event.last_record()) {
+        return submit({.kind = CommandKind::kForeignWait, .event = std::move(record)});
+      }
+      // It cannot be captured, so it is waited for here and now.
+      return event.synchronize();
     }
     if (own->shared() != device_.shared_) return own->synchronize();
     std::lock_guard lock(shared_.mutex);
-    std::shared_ptr<Signal> signal = own->last_record();
+    std::shared_ptr<Signal> signal = own->last_signal();
     if (signal == nullptr) return Status();
     if (signal->done.load(std::memory_order_acquire)) {
       shared_.clock.wait(place_, signal->moment);
@@ -278,7 +308,7 @@ class SimDevice::SimQueue final : public Queue {
   Result<double> seconds_of(const Ends& ends, size_t bytes) const;
   void count(const Ends& ends, size_t bytes);
 
-  enum class CommandKind { kTask, kSegment, kCopy, kRecord, kWait };
+  enum class CommandKind { kTask, kSegment, kCopy, kRecord, kWait, kForeignWait };
   struct Command {
     CommandKind kind = CommandKind::kTask;
     Task task = {};
@@ -289,6 +319,7 @@ class SimDevice::SimQueue final : public Queue {
     size_t transfer_bytes = 0;  // of a batch of copies, where this is the first of it
     double seconds = 0;         // virtual; of such a batch, and of tasks once they are submitted
     std::shared_ptr<Signal> signal = nullptr;
+    std::shared_ptr<Event> event = nullptr;  // another device's
   };
 
   std::condition_variable& worker_wakeup() { return shared_.workers[place_.index()]; }
@@ -311,7 +342,7 @@ class SimDevice::SimQueue final : public Queue {
       }
     }
     tell_clock(command);
-    if (recorded != nullptr) recorded->set_last_record(command.signal);
+    if (recorded != nullptr) recorded->set_last_signal(command.signal);
     commands_.push_back(std::move(command));
     ++submitted_;
     worker_wakeup().notify_one();
@@ -341,6 +372,8 @@ class SimDevice::SimQueue final : public Queue {
       case CommandKind::kWait:
         clock.wait(place_, command.signal->moment);
         break;
+      case CommandKind::kForeignWait:
+        break;  // see hold_queue()
     }
   }
 
@@ -372,6 +405,12 @@ class SimDevice::SimQueue final : public Queue {
       return;
     }
     lock.unlock();
+    if (command.kind == CommandKind::kForeignWait) {
+      // A device that fails says so where its own work is waited for.
+      (void)command.event->synchronize();
+      lock.lock();
+      return;
+    }
     const auto begin = std::chrono::steady_clock::now();
     pause_by_seed();
     if (command.kind == CommandKind::kTask) {
@@ -610,6 +649,12 @@ double SimDevice::queue_seconds(QueueKind kind) const {
   return shared_->clock.queue_seconds({kind, number_});
 }
 
+void SimDevice::hold_queue(QueueKind kind, double until) {
+  if (shared_->is_forked()) return;
+  std::lock_guard lock(shared_->mutex);
+  shared_->clock.hold({kind, number_}, until);
+}
+
 void SimDevice::reset_clock() {
   if (shared_->is_forked()) return;
   std::lock_guard lock(shared_->mutex);
@@ -625,7 +670,7 @@ Result<double> SimDevice::seconds_between(const Event& first, const Event& secon
     const auto* own = dynamic_cast<const SimEvent*>(events[i]);
     if (own == nullptr || own->shared() != shared_)
       return usage_error("an event of another device has no time on this one's clock");
-    const Signal* signal = own->last_record().get();
+    const Signal* signal = own->last_signal().get();
     if (signal == nullptr || !shared_->clock.is_current(signal->moment)) {
       return usage_error("an event that was not recorded since the clock began has no time");
     }

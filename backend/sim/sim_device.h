@@ -147,6 +147,7 @@ class SimDevice final : public Device {
   double host_seconds() const override;
   // When the queue is done with what was submitted to it.
   double queue_seconds(QueueKind kind) const override;
+  void hold_queue(QueueKind kind, double until) override;
   // All clocks at 0, no spans, and the factors of duration_spread from the first again. Events
   // recorded before count as recorded at 0.
   void reset_clock();
@@ -165,6 +166,7 @@ class SimDevice final : public Device {
  private:
   class SimQueue;
   class SimEvent;
+  class SimRecord;
   class SimSegment;
   struct Signal;
   // The lock, the conditions and the clock that all queues and events of a machine share.

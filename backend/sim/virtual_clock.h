@@ -84,6 +84,9 @@ class VirtualClock {
     queues_[queue.index()] = std::max(begin, seconds_of(moment));
   }
 
+  // The queue waits until this time.
+  void hold(ClockQueue queue, double until) { queues_[queue.index()] = std::max(start(queue), until); }
+
   void advance_host(double seconds) { host_ += std::max(0.0, seconds); }
   void host_waits(ClockQueue queue) { host_ = std::max(host_, queue_seconds(queue)); }
   void host_waits(Moment moment) { host_ = std::max(host_, seconds_of(moment)); }

@@ -86,9 +86,13 @@ def main() -> None:
     if options.device == "hetero":
         import torch_hetero  # noqa: F401
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 8, 8, 8), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(128, 2)).to(options.device)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 8, 8), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(128, 2)
+    ).to(options.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    loader = DataLoader(Photos(options.folder, options.photos), options.batch, num_workers=options.workers, drop_last=True)
+    loader = DataLoader(
+        Photos(options.folder, options.photos), options.batch, num_workers=options.workers, drop_last=True
+    )
     digest = hashlib.sha256()
     for epoch in range(options.epochs):
         torch.manual_seed(epoch)
@@ -102,7 +106,10 @@ def main() -> None:
             count += len(labels)
             digest.update(pixels.cpu().numpy().tobytes())
         seconds = time.perf_counter() - begin
-        print(f"epoch {epoch}: {count / seconds:.1f} images/s, loss {loss.item():.4f}, pixels {digest.hexdigest()[:16]}", flush=True)
+        print(
+            f"epoch {epoch}: {count / seconds:.1f} images/s, loss {loss.item():.4f}, pixels {digest.hexdigest()[:16]}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -65,7 +65,10 @@ def main() -> None:
             count += len(labels)
             digest.update(features.double().mean().mul(100).round().numpy().tobytes())
         seconds = time.perf_counter() - begin
-        print(f"epoch {epoch}: {count / seconds:.1f} sounds/s, loss {loss.item():.3f}, features {digest.hexdigest()[:16]}", flush=True)
+        print(
+            f"epoch {epoch}: {count / seconds:.1f} sounds/s, loss {loss.item():.3f}, features {digest.hexdigest()[:16]}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -10,6 +10,10 @@
 namespace hetero::graph {
 namespace {
 
+// An element that a host task makes: 8 ns on a CPU of which nothing is known. libjpeg-turbo takes 5
+// to 10 for a byte.
+constexpr double kHostTaskFlops = 800;
+
 double known_or(double value, double guess) { return value > 0 ? value : guess; }
 
 // Of attention over pages (docs/kv_cache.md): the table of each sequence's pages. Null for others.
@@ -85,9 +89,11 @@ Work work_of(const Graph& graph, const Node& node) {
     if (operands[i].reads() && reads < 3) read[reads++] = &window;
     if (operands[i].writes() && written == nullptr) written = &window;
   }
-  const OpClass op_class = op_table()[node.op].op_class;
+  const OpTraits& traits = op_table()[node.op];
+  const OpClass op_class = traits.op_class;
   work.half = written != nullptr && dtype_bytes(written->dtype) == 2;
   work.flops = written != nullptr && reads >= 2 ? flops_of(op_class, *written, read, reads, table) : work.bytes / 4;
+  if (traits.host_task) work.flops = std::max(work.flops, kHostTaskFlops * work.elements);
   return work;
 }
 

@@ -5,7 +5,6 @@
 #include <cstdio>
 
 #include "backend/device/compute_engine.h"
-#include "graph/ir/text.h"
 
 namespace hetero::graph {
 namespace {
@@ -15,11 +14,6 @@ double seconds_of(const Graph& graph, const Plan& plan, const CostModel& costs, 
   const Instruction& instruction = plan.program[position];
   if (!instruction.is_copy()) return costs.seconds_of(graph, plan, instruction, device_of(instruction.queue));
   return costs.copy_seconds(bytes_of(graph, plan, position, end), instruction.from, instruction.to);
-}
-
-// Whether it runs, or may run, beside others on an accelerator.
-bool is_kernel(const Instruction& instruction) {
-  return instruction.queue != kHostQueue && backend::is_compute(kind_of(instruction.queue));
 }
 
 }  // namespace
@@ -48,7 +42,7 @@ void simulate(const Graph& graph, const Plan& plan, const CostModel& costs, Simu
       first[queue] = begin;
     }
     free[queue] = begin + alone;
-    if (shares && is_kernel(instruction)) {
+    if (shares && runs_kernels(instruction.queue)) {
       const backend::DeviceIndex device = device_of(queue);
       const double share = costs.utilization(work_of(graph, plan, instruction), alone, device, slowness);
       free[queue] = engines[device].run(begin, alone, share);
@@ -85,7 +79,7 @@ std::optional<double> fit_slowness(const Graph& graph, const Plan& plan, const C
   double measured = 0;
   for (size_t p = 0; p < plan.program.size(); ++p) {
     const Instruction& instruction = plan.program[p];
-    const double alone = is_kernel(instruction) ? seconds_of(graph, plan, costs, p, p + 1) : 0;
+    const double alone = runs_kernels(instruction.queue) ? seconds_of(graph, plan, costs, p, p + 1) : 0;
     if (!(alone > 0)) continue;
     kernels.push_back(
         {spans[p].begin, spans[p].end, alone, work_of(graph, plan, instruction), device_of(instruction.queue)});
@@ -133,8 +127,8 @@ std::string to_string(const Simulation& simulation) {
   std::string text = line;
   for (QueueId queue = 0; queue < kMaxQueues; ++queue) {
     if (simulation.busy[queue] == 0) continue;
-    std::snprintf(line, sizeof(line), "; %s %s: busy %.3g s, waits %.3g s", device_word(device_of(queue)).c_str(),
-                  to_string(kind_of(queue)), simulation.busy[queue], simulation.waited[queue]);
+    std::snprintf(line, sizeof(line), "; %s: busy %.3g s, waits %.3g s", queue_word(queue).c_str(),
+                  simulation.busy[queue], simulation.waited[queue]);
     text += line;
   }
   return text + '\n';

@@ -13,6 +13,10 @@ static_assert(is_in_order());
 
 }  // namespace
 
+std::string queue_word(QueueId queue) {
+  return queue == kWorkerQueue ? "cpu worker" : device_word(device_of(queue)) + ' ' + to_string(kind_of(queue));
+}
+
 std::string to_string(const Instruction& instruction) {
   const InstructionKind& row = row_of(instruction);
   std::string text = std::string(row.word) + ' ' + std::string(row.counted) + std::to_string(instruction.index);

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <array>
+#include <bitset>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -27,32 +28,40 @@
 
 namespace hetero::graph {
 
-// A queue, as a dense number: the CPU's compute queue, which is the only one of its queues that
-// programs use, then those of the other devices.
+// A queue, as a dense number: the two queues of the CPU that programs use, then those of the other
+// devices.
 using QueueId = uint8_t;
-inline constexpr int kMaxQueues = 1 + (backend::kMostDevices - 1) * backend::kQueueKinds;
+inline constexpr int kMaxQueues = 2 + (backend::kMostDevices - 1) * backend::kQueueKinds;
+using QueueSet = std::bitset<kMaxQueues>;
 
 // The CPU's compute queue runs on the submitting thread: its work is done before anything later is
 // submitted, and a wait on it blocks later submissions.
 inline constexpr QueueId kHostQueue = 0;
+// The CPU's worker queue runs host tasks (OpTraits::host_task) on a thread of its own.
+inline constexpr QueueId kWorkerQueue = 1;
 
-// REQUIRES: of the CPU, the compute queue.
+// REQUIRES: of the CPU, the compute queue or the worker queue.
 inline QueueId queue_id(backend::DeviceIndex device, backend::QueueKind kind) {
-  if (device == backend::kCpu) return kHostQueue;
-  return static_cast<QueueId>(1 + (device - 1) * backend::kQueueKinds + static_cast<int>(kind));
+  if (device == backend::kCpu) return kind == backend::kCpuWorker ? kWorkerQueue : kHostQueue;
+  return static_cast<QueueId>(2 + (device - 1) * backend::kQueueKinds + static_cast<int>(kind));
 }
 inline backend::DeviceIndex device_of(QueueId queue) {
-  return static_cast<backend::DeviceIndex>((queue + backend::kQueueKinds - 1) / backend::kQueueKinds);
+  return static_cast<backend::DeviceIndex>((queue + backend::kQueueKinds - 2) / backend::kQueueKinds);
 }
 inline backend::QueueKind kind_of(QueueId queue) {
-  return queue == kHostQueue ? backend::QueueKind::kCompute
-                             : static_cast<backend::QueueKind>((queue - 1) % backend::kQueueKinds);
+  if (queue <= kWorkerQueue) return queue == kHostQueue ? backend::QueueKind::kCompute : backend::kCpuWorker;
+  return static_cast<backend::QueueKind>((queue - 2) % backend::kQueueKinds);
 }
+// Whether it is a queue of an accelerator for tasks.
+inline bool runs_kernels(QueueId queue) { return queue > kWorkerQueue && backend::is_compute(kind_of(queue)); }
 
 // Queues with smaller numbers are those of this many devices.
 inline QueueId queue_count(backend::DeviceIndex devices) {
-  return static_cast<QueueId>(1 + (devices - 1) * backend::kQueueKinds);
+  return static_cast<QueueId>(2 + (devices - 1) * backend::kQueueKinds);
 }
+
+// "cpu compute", "cpu worker", "accelerator h2d".
+std::string queue_word(QueueId queue);
 
 struct Instruction {
   // In the order of kInstructionKinds.

@@ -95,6 +95,10 @@ struct OpTraits {
   bool grows = false;
   // Runs on the accelerator; otherwise on the CPU always.
   bool on_accelerator = true;
+  // A host task: long, single, not worth fusing, and without a kernel for accelerators, such as
+  // decoding or reading a file. The CPU's worker queue may run it while other work goes on. Its
+  // kernel uses one thread.
+  bool host_task = false;
   KernelFunction kernel = nullptr;
   // What `kernel` does in advance where calls are known ahead of time; null if there is nothing. It
   // chooses an implementation and derives what the kernel keeps of weights (Binding::derived),

@@ -45,10 +45,6 @@ constexpr FusionNote kNotes[] = {FusionNote::kJoined,      FusionNote::kTailJoin
                                  FusionNote::kNotTrailing, FusionNote::kOverlap,    FusionNote::kTooLarge,
                                  FusionNote::kClosed,      FusionNote::kOtherDevice};
 
-std::string queue_text(QueueId queue) {
-  return std::string(device_word(device_of(queue))) + ' ' + to_string(kind_of(queue));
-}
-
 void append_nodes(std::string& text, const Plan& plan) {
   for (size_t n = 0; n < plan.live.size(); ++n) {
     text += 'n' + std::to_string(n) + ": ";
@@ -128,7 +124,7 @@ void append_returns(std::string& text, const Plan& plan) {
 void append_program(std::string& text, const Plan& plan) {
   for (size_t p = 0; p < plan.program.size(); ++p) {
     const Instruction& instruction = plan.program[p];
-    text += 'p' + std::to_string(p) + ": " + queue_text(instruction.queue) + ": " + to_string(instruction);
+    text += 'p' + std::to_string(p) + ": " + queue_word(instruction.queue) + ": " + to_string(instruction);
     text += '\n';
   }
 }
@@ -345,17 +341,24 @@ class PlanParser {
     return Status();
   }
 
+  bool accept_queue(DeviceIndex device, QueueId& queue) {
+    if (device == backend::kCpu) {
+      queue = reader_.accept("worker") ? kWorkerQueue : kHostQueue;
+      return queue == kWorkerQueue || reader_.accept(to_string(backend::QueueKind::kCompute));
+    }
+    // The last first: "compute 2" begins as "compute" does.
+    int kind = backend::kQueueKinds - 1;
+    while (kind >= 0 && !reader_.accept(to_string(static_cast<backend::QueueKind>(kind)))) --kind;
+    queue = queue_id(device, static_cast<backend::QueueKind>(std::max(kind, 0)));
+    return kind >= 0;
+  }
+
   Status parse_instruction(uint32_t id) {
     if (id != plan_.program.size()) return reader_.error("instructions numbered from p0");
     Instruction instruction;
     DeviceIndex device = 0;
     if (!reader_.accept(":") || !accept_device(reader_, device)) return reader_.error("a device");
-    // The last first: "compute 2" begins as "compute" does.
-    int kind = backend::kQueueKinds - 1;
-    while (kind >= 0 && !reader_.accept(to_string(static_cast<backend::QueueKind>(kind)))) --kind;
-    const bool exists = kind == static_cast<int>(backend::QueueKind::kCompute) || (kind > 0 && device != backend::kCpu);
-    if (!exists || !reader_.accept(":")) return reader_.error("a queue");
-    instruction.queue = queue_id(device, static_cast<backend::QueueKind>(kind));
+    if (!accept_queue(device, instruction.queue) || !reader_.accept(":")) return reader_.error("a queue");
     Result<bool> read = accept_instruction(reader_, instruction);
     if (!read.ok()) return read.status();
     if (!read.value()) return reader_.error("an instruction");
@@ -391,8 +394,18 @@ const char* to_string(Reason reason) {
 
 bool has_side_queues(const Plan& plan) {
   return std::ranges::any_of(plan.program, [](const Instruction& instruction) {
-    return backend::is_side_compute(kind_of(instruction.queue));
+    return runs_kernels(instruction.queue) && backend::is_side_compute(kind_of(instruction.queue));
   });
+}
+
+bool uses_cpu_only(const Plan& plan) {
+  return std::ranges::all_of(
+      plan.program, [](const Instruction& instruction) { return device_of(instruction.queue) == backend::kCpu; });
+}
+
+bool uses_worker(const Plan& plan) {
+  return std::ranges::any_of(plan.program,
+                             [](const Instruction& instruction) { return instruction.queue == kWorkerQueue; });
 }
 
 bool uses_host_only(const Plan& plan) {

@@ -135,8 +135,12 @@ struct Plan : Instructions {
 
 // Whether all its instructions run on the host's own queue.
 bool uses_host_only(const Plan& plan);
+// Whether all of them run on queues of the CPU.
+bool uses_cpu_only(const Plan& plan);
 // Whether tasks run beside each other on some accelerator.
 bool has_side_queues(const Plan& plan);
+// Whether host tasks run on the CPU's worker queue.
+bool uses_worker(const Plan& plan);
 
 // The position behind the copies that are one transfer with the one at `position`. REQUIRES: that
 // one is a copy, and the first of its transfer.

@@ -20,7 +20,7 @@ const char* to_string(Policy policy) {
 
 bool runs_on(const OpTraits& traits, const PlanOptions& options, backend::DeviceIndex device) {
   if (device == backend::kCpu) return true;
-  if (!options.machine.has(device) || !traits.on_accelerator) return false;
+  if (!options.machine.has(device) || !traits.on_accelerator || traits.host_task) return false;
   const backend::Device* const there = options.machine[device].device;
   return there == nullptr || there->runs_host_kernels() || traits.device_kernel != nullptr;
 }

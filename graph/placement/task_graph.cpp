@@ -85,7 +85,7 @@ Allowed allowed_devices(const Node& node, const PlanOptions& options) {
 void TaskGraph::build(const Graph& graph, const Plan& plan, const PlanOptions& options) {
   const CostModel costs(options);
   device_count = options.machine.size();
-  accelerator = options.searched;
+  accelerator = options.machine.has(options.searched) ? options.searched : kCpu;
   tasks.clear();
   uses.clear();
   nodes_.clear();

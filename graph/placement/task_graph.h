@@ -85,7 +85,8 @@ class TaskGraph {
   void build(const Graph& graph, const Plan& plan, const PlanOptions& options);
 
   backend::DeviceIndex device_count = 1;
-  // That of the search: the only one on which tasks with a choice may run.
+  // That of the search: the only one on which tasks with a choice may run. The CPU where there is
+  // no accelerator.
   backend::DeviceIndex accelerator = backend::kCpu;
   std::vector<Task> tasks;  // in the order of the plan's program, then those of the host
   std::vector<Use> uses;
@@ -108,7 +109,7 @@ class TaskGraph {
     const double modelled = task.modelled[device] / static_cast<double>(task.node_count);
     for (const uint32_t n : nodes_of(task)) {
       plan.placements[n].predicted_seconds = share(device);
-      plan.placements[n].elsewhere_seconds = share(other_than(device));
+      plan.placements[n].elsewhere_seconds = device_count > 1 ? share(other_than(device)) : 0;
       plan.placements[n].modelled_seconds = static_cast<float>(modelled);
     }
   }

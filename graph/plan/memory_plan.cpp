@@ -13,8 +13,8 @@
 //      back have a slice for each stay. A slice given back remembers who touched it, and only an
 //      instruction that comes after all of them takes it; near the end of the accelerator's memory
 //      an instruction is rather made to wait for them.
-// Memory outside an arena is released by the host as it passes the last use, so only bytes that no
-// copy queue touches qualify.
+// Memory outside an arena is released by the host as it passes the last use, so only bytes that
+// neither a copy queue nor the worker queue touches qualify.
 
 #include <algorithm>
 #include <optional>
@@ -174,7 +174,7 @@ class MemoryPlanner {
       } else {
         note_stay(instruction);
         for_each_touch(graph_, plan_, instruction,
-                       [&](const TouchedBytes& touch) { touch_by_copy(i, touch.buffer, touch.device); });
+                       [&](const TouchedBytes& touch) { touch_by_queue(i, touch.buffer, touch.device); });
       }
     }
   }
@@ -184,6 +184,10 @@ class MemoryPlanner {
     const DeviceIndex device = device_of(instruction.queue);
     const Operand* const first = graph_.operands_of(node);
     const Operand* const end = first + node.operand_count;
+    if (instruction.queue == kWorkerQueue) {
+      for (const Operand* o = first; o != end; ++o) touch_by_queue(i, o->buffer, device);
+      return;
+    }
     for (const Operand* o = first; o != end; ++o) {
       Residence& residence = stay_of(o->buffer, device);
       if (residence.home == Home::kNone) {
@@ -231,7 +235,8 @@ class MemoryPlanner {
     residence.last = i;
   }
 
-  void touch_by_copy(uint32_t i, BufferId buffer, DeviceIndex device) {
+  // By a copy or on the worker queue: when that has run, the host does not know without an event.
+  void touch_by_queue(uint32_t i, BufferId buffer, DeviceIndex device) {
     Residence& residence = stay_of(buffer, device);
     if (residence.home == Home::kNone) residence.first = i;
     residence.last = i;
@@ -254,7 +259,7 @@ class MemoryPlanner {
     return bytes;
   }
 
-  // Those that a copy touches, and those of accelerators whose kernels are on several queues.
+  // Those that a copy touches, and those of devices whose kernels are on several queues.
   void find_shared_arenas() {
     std::ranges::fill(shared_arena_, false);
     for (const Instruction& instruction : plan_.program) {

@@ -168,6 +168,11 @@ void fuse_nodes(const Graph& graph, const PlanOptions* placed, Plan& plan, Scrat
 void join_calls(const Graph& graph, Plan& plan, Scratch& scratch);
 // Whether join_calls() could have made the plan's batches, as far as sizes tell.
 bool are_batches_small(const Graph& graph, const Plan& plan);
+// Whether live nodes are host tasks.
+bool has_host_tasks(const Graph& graph, const Plan& plan);
+// Moves host tasks to the CPU's worker queue where something can run beside them. False where none
+// moves. REQUIRES: the program has its copies; scratch.tasks.
+bool move_host_tasks(const Graph& graph, Plan& plan, Scratch& scratch);
 void order_queues(const Graph& graph, const Plan& plan, Scratch& scratch);
 // Moves what runs elsewhere before the host's own work where nothing forbids it. REQUIRES:
 // order_queues; it is needed again afterwards.

@@ -1,9 +1,10 @@
 // make_plan: the pipeline of passes. See plan/passes.h for what each reads and writes.
 //
 //   dead values -> fusion -> placement -> one of
-//     everything on the CPU:       fusion for the CPU alone -> batches -> memory
-//     everything fits:             copies -> order of submission -> transfers -> streams -> memory
-//                                  -> events
+//     everything on the CPU:       fusion for the CPU alone -> batches -> memory; with host tasks
+//                                  that overlap, as where everything fits
+//     everything fits:             copies -> host tasks -> order of submission -> transfers ->
+//                                  streams -> memory -> events
 //     an accelerator is too small: several placements, each with residents chosen, copies, memory
 //                                  and events, and simulated; the fastest is taken
 
@@ -12,6 +13,7 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <utility>
 
 #include "graph/cost/simulate.h"
@@ -177,9 +179,40 @@ bool lay_out(const Graph& graph, const PlanOptions& options, const Limits& limit
   std::ranges::fill(plan.transfer_bytes, 0);
   scratch.joined.clear();
   if (!insert_copies(graph, options.machine, limits, plan, scratch)) return false;
+  move_host_tasks(graph, plan, scratch);
   order_queues(graph, plan, scratch);
   submit_early(graph, limits, plan, scratch);
   return TransferTrial(graph, options, limits, plan, scratch).run();
+}
+
+// Everything on the CPU, with host tasks on its worker queue. False where that does not take less
+// time.
+bool lay_out_with_worker(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch) {
+  run_in_order(graph, plan, scratch);
+  plan.fusion.clear();
+  plan.groups.clear();
+  plan.batches.clear();
+  if (options.fusion) fuse_nodes(graph, nullptr, plan, scratch);
+  scratch.tasks.build(graph, plan, options);
+  double serial_seconds = 0;
+  for (const Task& task : scratch.tasks.tasks) {
+    if (task.is_fetch()) continue;
+    scratch.tasks.predict(task, kCpu, plan);
+    serial_seconds += task.seconds[kCpu];
+  }
+  scratch.order.resize(scratch.tasks.size());
+  std::iota(scratch.order.begin(), scratch.order.end(), 0);
+  scratch.resident.assign(graph.buffers.size(), 0);
+  if (!lay_out(graph, options, limits_of(kAnyBytes), plan, scratch) || !uses_worker(plan)) return false;
+  return simulated_seconds(graph, plan, options) < kWorthIt * serial_seconds;
+}
+
+void lay_out_on_cpu(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch) {
+  if (has_host_tasks(graph, plan)) {
+    if (lay_out_with_worker(graph, options, plan, scratch)) return;
+    if (!options.machine.has_accelerator()) plan.placements.assign(graph.nodes.size(), Placement{});
+  }
+  lay_out_on_host(graph, options, plan, scratch);
 }
 
 bool is_host_only(const Graph& graph, const Plan& plan) {
@@ -283,7 +316,7 @@ class BoundedSearch {
     if (is_new) note_lack_of_memory();
     scratch_.resident.assign(graph_.buffers.size(), 0);
     if (is_host_only(graph_, plan_)) {
-      lay_out_on_host(graph_, options_, plan_, scratch_);
+      lay_out_on_cpu(graph_, options_, plan_, scratch_);
     } else if (!lay_out_within(graph_, options_, 0)) {
       lay_out(graph_, options_, limits_of(kAnyBytes), plan_, scratch_);
     }
@@ -491,14 +524,14 @@ void make_plan(const Graph& graph, const PlanOptions& options, Plan& plan) {
   drop_dead_values(graph, plan, scratch);
   if (!options.machine.has_accelerator()) {
     plan.placements.assign(graph.nodes.size(), Placement{});
-    lay_out_on_host(graph, options, plan, scratch);
+    lay_out_on_cpu(graph, options, plan, scratch);
     return;
   }
   find_tasks(graph, options, plan, scratch);
   place_nodes(graph, options, plan, scratch.tasks, scratch.order);
   if (!is_host_only(graph, plan)) consider_whole(graph, options, plan, scratch);
   if (is_host_only(graph, plan)) {
-    lay_out_on_host(graph, options, plan, scratch);
+    lay_out_on_cpu(graph, options, plan, scratch);
   } else if (!lay_out(graph, options, limits_of(kAnyBytes), plan, scratch)) {
     BoundedSearch(graph, options, plan, scratch).run();
   }

@@ -134,7 +134,7 @@ class Describer {
       const Instruction& instruction = plan_.program[p];
       if (row_of(instruction).reported.empty()) continue;
       const Span& span = predicted_.spans[p];
-      Json& json = list.emplace_back(Json{{"queue", graph::name_of(instruction.queue)}});
+      Json& json = list.emplace_back(Json{{"queue", queue_word(instruction.queue)}});
       name_span(instruction, json);
       json["begin"] = span.begin;
       json["end"] = span.end;
@@ -216,8 +216,6 @@ class Describer {
 };
 
 }  // namespace
-
-std::string name_of(QueueId queue) { return device_word(device_of(queue)) + ' ' + to_string(kind_of(queue)); }
 
 std::string label_of(const Graph& graph, const Plan& plan, const Instruction& instruction) {
   if (instruction.is_copy()) {

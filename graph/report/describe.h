@@ -21,8 +21,6 @@ struct Description {
   std::vector<Candidate> candidates = {};
 };
 
-// "cpu compute".
-std::string name_of(QueueId queue);
 // What an instruction is called: the operator of a node, "group 3: mul, add, gelu" (the first of
 // its operators, without namespaces and overloads), "4 x aten::mm", "b7 to cpu".
 std::string label_of(const Graph& graph, const Plan& plan, const Instruction& instruction);

@@ -66,7 +66,7 @@ BoundProgram::BoundProgram(const Graph& graph, const Plan& plan, const Devices& 
     if (!runs_.empty()) slot.segments.emplace(steps_.size(), runs_, slot, kSegmentPolicy);
     make_schedule(slot);
     for (QueueId q = kHostQueue + 1; q < queue_count(plan_.device_count); ++q) {
-      if ((used_queues_ >> q & 1) != 0) slot.ended[q] = devices_[device_of(q)]->create_event();
+      if (used_queues_[q]) slot.ended[q] = devices_[device_of(q)]->create_event();
     }
   }
 }
@@ -80,10 +80,11 @@ void BoundProgram::choose_queues(std::span<const backend::QueueKind> compute_que
     backend::Device* const device = devices_[device_of(id)];
     if (device == nullptr) continue;
     backend::QueueKind kind = kind_of(id);
-    if (id != kHostQueue && backend::is_compute(kind) && !compute_queues.empty()) {
+    if (runs_kernels(id) && !compute_queues.empty()) {
       kind = compute_queues[static_cast<size_t>(backend::compute_queue_number(kind)) % compute_queues.size()];
     }
     queues_[id] = &device->queue(kind);
+    kinds_[id] = kind;
   }
 }
 
@@ -96,13 +97,14 @@ void BoundProgram::add_entry(const TouchedBytes& touch) {
 
 void BoundProgram::bind_call(const Instruction& call, DeviceIndex device) {
   Invocation& bound = calls_.emplace_back(call_of(graph_, graph_.nodes[call.index], call.part()));
-  bound.bindings = device == kCpu && !bindings_.empty() ? bindings_.data() : nullptr;
+  // What is kept with a binding belongs to the thread that runs the slot.
+  bound.bindings = call.queue == kHostQueue && !bindings_.empty() ? bindings_.data() : nullptr;
   bound.by_device = is_by_device(device, *devices_[device]);
 }
 
 void BoundProgram::bind(const Instruction& instruction) {
   const DeviceIndex device = device_of(instruction.queue);
-  used_queues_ |= uint64_t{1} << instruction.queue;
+  used_queues_.set(instruction.queue);
   Step step{.instruction = instruction,
             .position = static_cast<uint32_t>(steps_.size()),
             .call = static_cast<uint32_t>(calls_.size()),
@@ -339,7 +341,7 @@ Status BoundProgram::wait_here(backend::Event& event) {
 // What the last run of any slot still does comes first, since slots share the arenas.
 Status BoundProgram::begin_queues(const Slot& slot, size_t index) {
   for (QueueId q = 0; q < queue_count(plan_.device_count); ++q) {
-    if ((used_queues_ >> q & 1) == 0) continue;
+    if (!used_queues_[q]) continue;
     for (QueueId other = 1; last_ != nullptr && other < queue_count(plan_.device_count); ++other) {
       backend::Event* const ended = last_->ended[other].get();
       if (ended == nullptr || other == q) continue;
@@ -350,12 +352,28 @@ Status BoundProgram::begin_queues(const Slot& slot, size_t index) {
       if (Status status = q == kHostQueue ? wait_here(*event) : queue(q).wait(*event); !status.ok()) return status;
     }
   }
+  if (used_queues_[kWorkerQueue]) begin_worker();
   last_ = &slot;
   return Status();
 }
 
+// In virtual time, what the last run still does comes first on all queues, too.
+void BoundProgram::begin_worker() {
+  backend::Device* const clock = virtual_clock();
+  worker_clock_.begin(clock, plan_.event_count);
+  if (clock == nullptr || last_ == nullptr) return;
+  if (used_queues_[kHostQueue]) worker_clock_.host_waits(last_->worker_ended);
+  for (QueueId q = kWorkerQueue + 1; q < queue_count(plan_.device_count); ++q) {
+    if (!used_queues_[q]) continue;
+    backend::Device& device = *devices_[device_of(q)];
+    worker_clock_.worker_waits(device.queue_seconds(kinds_[q]));
+    device.hold_queue(kinds_[q], last_->worker_ended);
+  }
+}
+
 Status BoundProgram::end_queues(Slot& slot) {
   slot.ran = true;
+  slot.worker_ended = worker_clock_.seconds();
   for (QueueId q = 1; q < queue_count(plan_.device_count); ++q) {
     if (slot.ended[q] == nullptr) continue;
     if (Status status = queue(q).record(*slot.ended[q]); !status.ok()) return status;
@@ -375,10 +393,12 @@ Status BoundProgram::run_with_queues(Slot& slot, const std::atomic<int32_t>* sto
       if (Status status = submit_segment(*item.recording, slot); !status.ok()) return status;
     } else if (step.instruction.is_record()) {
       if (Status status = queue(id).record(*events_[step.instruction.index]); !status.ok()) return status;
+      worker_clock_.record(step.instruction, *devices_[device_of(id)], kinds_[id]);
     } else if (step.instruction.is_wait()) {
       backend::Event& event = *events_[step.instruction.index];
       const Status status = id == kHostQueue ? wait_here(event) : queue(id).wait(event);
       if (!status.ok()) return status;
+      worker_clock_.wait(step.instruction, *devices_[device_of(id)], kinds_[id]);
     } else if (id != kHostQueue) {
       if (Status status = submit(step, slot); !status.ok()) return status;
     } else {
@@ -392,7 +412,9 @@ Status BoundProgram::run_with_queues(Slot& slot, const std::atomic<int32_t>* sto
 Status BoundProgram::submit(const Step& step, Slot& slot) {
   if (step.instruction.is_copy()) return submit_transfer(step, slot);
   ++counts_.kernels;
-  return queue(step.instruction.queue).launch(slot.tasks[step.position]);
+  Status status = queue(step.instruction.queue).launch(slot.tasks[step.position]);
+  if (status.ok() && step.instruction.queue == kWorkerQueue) worker_clock_.run(step.seconds);
+  return status;
 }
 
 Status BoundProgram::submit_transfer(const Step& first, const Slot& slot) {
@@ -430,8 +452,12 @@ void BoundProgram::execute(Slot& slot, uint32_t position, void* const* addresses
 
 Status BoundProgram::execute_step(const Step& step, Slot& slot, void* const* addresses) {
   const DeviceIndex device = device_of(step.instruction.queue);
-  if (device == kCpu) {
+  if (step.instruction.queue == kHostQueue) {
     call(step, slot);
+    return Status();
+  }
+  if (step.instruction.queue == kWorkerQueue) {
+    call_node(step.call, addresses);
     return Status();
   }
   void** const data = slot.on_device.data() + step.entry;
@@ -453,6 +479,8 @@ Status BoundProgram::synchronize(const Slot& slot) const {
     if (slot.ended[q] == nullptr) continue;
     if (Status ended = slot.ended[q]->synchronize(); !ended.ok() && status.ok()) status = std::move(ended);
   }
+  backend::Device* const clock = used_queues_[kWorkerQueue] ? virtual_clock() : nullptr;
+  if (clock != nullptr) clock->advance_host(std::max(0.0, slot.worker_ended - clock->host_seconds()));
   return status;
 }
 

@@ -37,6 +37,7 @@
 #include "graph/ir/graph.h"
 #include "graph/ir/plan.h"
 #include "graph/run/segment_recorder.h"
+#include "graph/run/worker_clock.h"
 
 namespace hetero::graph {
 
@@ -140,6 +141,7 @@ class BoundProgram {
   static void fail(Slot& slot, Status status);
   Status synchronize(const Slot& slot) const;
   Status begin_queues(const Slot& slot, size_t index);
+  void begin_worker();
   Status end_queues(Slot& slot);
   Status submit(const Step& step, Slot& slot);
   Status submit_transfer(const Step& step, const Slot& slot);
@@ -157,11 +159,13 @@ class BoundProgram {
   const Plan& plan_;
   const Devices devices_;
   std::array<backend::Queue*, kMaxQueues> queues_{};  // null where there is no such device
+  std::array<backend::QueueKind, kMaxQueues> kinds_{};
   const Arenas arenas_;
   std::vector<Binding*> bindings_;
   bool host_only_ = false;
   bool host_shares_ = false;  // see shares_with_host()
-  uint64_t used_queues_ = 0;
+  QueueSet used_queues_;
+  WorkerClock worker_clock_;
   std::vector<Step> steps_;                 // by position
   std::vector<Invocation> calls_;           // of nodes; without data
   std::vector<backend::CopyRange> ranges_;  // of the transfer at hand

@@ -53,7 +53,8 @@ struct BoundSlot final : SegmentRecorder::Owner {
   std::vector<Item> schedule;
   std::optional<SegmentRecorder> segments;
   std::array<std::unique_ptr<backend::Event>, kMaxQueues> ended;
-  bool ran = false;  // `ended` was recorded
+  bool ran = false;         // `ended` was recorded
+  double worker_ended = 0;  // virtual: when the CPU's worker queue was done
 
   std::atomic<bool> failed{false};
   std::mutex mutex;  // guards `failure`

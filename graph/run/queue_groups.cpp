@@ -92,7 +92,7 @@ void QueueRun::run_member(const GroupTask& task, size_t member, UnfusedMemory& m
     Status status = memory.resolve(graph, *task.group, group_data_.data() + task.first_data, node, state_->device(kCpu),
                                    data.data());
     if (status.ok()) {
-      failure = call(n, tail ? Part::kTail : Part::kWhole, task.device, data.data(), nullptr);
+      failure = call({n, tail ? Part::kTail : Part::kWhole, task.device, kHealthy}, data.data(), nullptr);
     } else {
       failure = state_->add_failure(n, std::move(status));
     }

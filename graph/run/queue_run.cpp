@@ -17,8 +17,10 @@ Status QueueRun::run(RunState& state, RunCounts& counts, RunTimes* times, const 
                      std::unique_ptr<Segments>* segments) {
   begin(state);
   find_clock();
+  worker_clock_.begin(clock_, state.plan().event_count);
+  times_ = times;
   begun_ = now();
-  const bool timed = times != nullptr && clock_ == nullptr;
+  const bool timed = times != nullptr && clock_ == nullptr && has_timed_device();
   if (timed) timer_.begin(state.device(kTimed));
   segments_ = nullptr;
   if (segments != nullptr) {
@@ -42,10 +44,11 @@ Status QueueRun::run(RunState& state, RunCounts& counts, RunTimes* times, const 
   return first;
 }
 
+bool QueueRun::has_timed_device() const { return state_->plan().device_count > kTimed; }
+
 // Devices of one simulated machine have one clock.
 void QueueRun::find_clock() {
-  backend::Device& first = state_->device(kTimed);
-  clock_ = first.has_virtual_clock() ? &first : nullptr;
+  clock_ = has_timed_device() && state_->device(kTimed).has_virtual_clock() ? &state_->device(kTimed) : nullptr;
 }
 
 void QueueRun::walk(RunCounts& counts, RunTimes* times) {
@@ -55,7 +58,7 @@ void QueueRun::walk(RunCounts& counts, RunTimes* times) {
   for (uint32_t position = 0, end = 0; position < program.size(); position = end) {
     const Instruction& instruction = program[position];
     end = position + 1;
-    used_queues_ |= uint64_t{1} << instruction.queue;
+    used_queues_.set(instruction.queue);
     const bool on_host = instruction.queue == kHostQueue;
     const bool noted = times != nullptr && (clock_ != nullptr || on_host);
     const bool by_events = timed && device_of(instruction.queue) == kTimed && !instruction.is_event();
@@ -107,6 +110,7 @@ double QueueRun::begin_of(QueueId queue) const {
 // When what was submitted to the queue last ends.
 double QueueRun::end_of(QueueId queue) const {
   if (clock_ == nullptr || queue == kHostQueue) return now();
+  if (queue == kWorkerQueue) return worker_clock_.seconds();
   return state_->device(device_of(queue)).queue_seconds(kind_of(queue));
 }
 
@@ -115,7 +119,7 @@ void QueueRun::begin(RunState& state) {
   const Graph& graph = state.graph();
   const size_t buffers = graph.buffers.size();
   lost_ = Status();
-  used_queues_ = 0;
+  used_queues_.reset();
   task_of_.resize(state.plan().program.size());
   launches_.resize(state.plan().program.size());
   tasks_.clear();
@@ -144,6 +148,10 @@ void QueueRun::begin(RunState& state) {
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
     if (state.plan().live[n]) assign_slots(graph.nodes[n]);
   }
+  for (const Instruction& instruction : state.plan().program) {
+    if (instruction.queue != kWorkerQueue) continue;
+    for_each_touch(graph, state.plan(), instruction, [&](const TouchedBytes& bytes) { state.keep(bytes.buffer); });
+  }
 }
 
 backend::Queue& QueueRun::queue(QueueId id) const { return state_->device(device_of(id)).queue(kind_of(id)); }
@@ -170,7 +178,8 @@ void QueueRun::submit_call(const Instruction& instruction, uint32_t position) {
 void QueueRun::launch(uint32_t position, size_t index, std::span<void* const> addresses,
                       std::span<const std::byte> numbers) {
   task_of_[position] = static_cast<uint32_t>(index);
-  if (segments_ == nullptr) return launch_alone(position);
+  const bool on_worker = state_->plan().program[position].queue == kWorkerQueue;
+  if (segments_ == nullptr || on_worker) return launch_alone(position);
   segments_->launch(position, addresses, numbers);
 }
 
@@ -178,16 +187,27 @@ void QueueRun::launch_alone(uint32_t position) {
   launches_[position] = {this, position};
   const backend::Task task = task_of(state_->graph(), state_->plan(), launches_[position]);
   const QueueId id = state_->plan().program[position].queue;
-  if (Status status = queue(id).launch(task); !status.ok()) not_launched(position, std::move(status));
+  if (Status status = queue(id).launch(task); !status.ok()) return not_launched(position, std::move(status));
+  if (id == kWorkerQueue) worker_clock_.run(task.seconds);
 }
 
 // Launcher
 void QueueRun::run_launch(uint32_t position, void* const* /*addresses*/) {
-  if (state_->plan().program[position].is_group()) {
+  if (state_->plan().program[position].queue == kWorkerQueue) {
+    run_host_task(position);
+  } else if (state_->plan().program[position].is_group()) {
     run_group(group_tasks_[task_of_[position]]);
   } else {
     run_node(tasks_[task_of_[position]], nullptr, false);
   }
+}
+
+// Without a virtual clock it notes its own time, since no device does.
+void QueueRun::run_host_task(uint32_t position) {
+  const bool noted = times_ != nullptr && clock_ == nullptr;
+  if (noted) times_->spans[position].begin = now() - begun_;
+  run_node(tasks_[task_of_[position]], nullptr, false);
+  if (noted) times_->spans[position].end = now() - begun_;
 }
 
 // The host marks the outputs in the task's stead.
@@ -272,7 +292,7 @@ void QueueRun::run_node(const NodeTask& task, backend::Block* brought, bool brin
   }
   if (failure == kHealthy) {
     if (task.device != kCpu) translate(state_->device(task.device), {data, node.operand_count}, data);
-    failure = call(task.node, task.part, task.device, data, brought);
+    failure = call(task, data, brought);
   }
   if (brings) {
     if (failure == kHealthy) failure = state_->collect(task.node, data, brought);
@@ -291,16 +311,18 @@ void QueueRun::note_end(const NodeTask& task, FailureId failure) {
   }
 }
 
-FailureId QueueRun::call(uint32_t index, Part part, DeviceIndex device, void* const* data, backend::Block* brought) {
+FailureId QueueRun::call(const NodeTask& task, void* const* data, backend::Block* brought) {
   const Graph& graph = state_->graph();
-  const Node& node = graph.nodes[index];
-  Invocation invocation = call_of(graph, node, part);
+  const Node& node = graph.nodes[task.node];
+  Invocation invocation = call_of(graph, node, task.part);
   invocation.data = data;
   invocation.brought = brought;
-  invocation.bindings = device == kCpu ? state_->unwritten_bindings() : nullptr;
-  invocation.by_device = is_by_device(device, state_->device(device));
-  const FailureId failure = state_->call_kernel(index, invocation);
-  outcomes_[index] = failure == kHealthy ? Outcome::kRan : Outcome::kFailed;
+  // What is kept with a binding belongs to the submitting thread.
+  const bool on_host = task.device == kCpu && !op_table()[node.op].host_task;
+  invocation.bindings = on_host ? state_->unwritten_bindings() : nullptr;
+  invocation.by_device = is_by_device(task.device, state_->device(task.device));
+  const FailureId failure = state_->call_kernel(task.node, invocation);
+  outcomes_[task.node] = failure == kHealthy ? Outcome::kRan : Outcome::kFailed;
   return failure;
 }
 
@@ -388,13 +410,16 @@ void QueueRun::record(const Instruction& instruction, RunCounts& counts) {
   backend::Event* const event = next_event(device_of(instruction.queue));
   const bool recorded = event != nullptr && queue(instruction.queue).record(*event).ok();
   events_[instruction.index] = {recorded ? event : nullptr, instruction.queue};
+  worker_clock_.record(instruction, state_->device(device_of(instruction.queue)), kind_of(instruction.queue));
   ++counts.events;
 }
 
 void QueueRun::wait(const Instruction& instruction, RunCounts& counts) {
   const auto [event, recorded_on] = events_[instruction.index];
   ++counts.waits;
-  if (event != nullptr && queue(instruction.queue).wait(*event).ok()) return;
+  const bool waits = event != nullptr && queue(instruction.queue).wait(*event).ok();
+  worker_clock_.wait(instruction, state_->device(device_of(instruction.queue)), kind_of(instruction.queue));
+  if (waits) return;
   // Without the event the host keeps the order: it goes on when all that could be meant has run.
   if (Status status = queue(recorded_on).synchronize(); !status.ok()) lose(std::move(status));
 }
@@ -406,11 +431,12 @@ void QueueRun::lose(Status status) {
 void QueueRun::synchronize() {
   const QueueId queues = queue_count(state_->plan().device_count);
   for (QueueId id = 0; id < queues; ++id) {
-    if ((used_queues_ >> id & 1) == 0) continue;
+    if (!used_queues_[id]) continue;
     const bool shared = id == upload_queue_ && own_copies_ != nullptr;
     Status status = shared ? own_copies_->synchronize() : queue(id).synchronize();
     if (!status.ok()) lose(std::move(status));
   }
+  if (used_queues_[kWorkerQueue]) worker_clock_.host_waits(worker_clock_.seconds());
 }
 
 // Behind the program's own copies. What cannot be had is left out.
@@ -424,7 +450,7 @@ void QueueRun::submit_uploads(const Uploads& uploads) {
     if (held > uploads.most_bytes || entry.bytes > uploads.most_bytes - held) continue;
     Result<backend::Block> block = accelerator.allocate(entry.bytes);
     if (!block.ok()) continue;
-    if (uploads_.empty() && (used_queues_ >> upload_queue_ & 1) != 0) {
+    if (uploads_.empty() && used_queues_[upload_queue_]) {
       own_copies_ = next_event(uploads_to_);
       if (own_copies_ == nullptr || !link.record(*own_copies_).ok()) {
         own_copies_ = nullptr;
@@ -462,6 +488,10 @@ void QueueRun::settle(RunCounts& counts) {
     counts.kernels[plan.placements[n].device] += outcomes_[n] == Outcome::kRan || outcomes_[n] == Outcome::kFailed;
   }
   for (const GroupTask& task : group_tasks_) count_group(task, counts);
+  for (const Instruction& instruction : plan.program) {
+    if (instruction.queue != kWorkerQueue || instruction.is_event()) continue;
+    counts.host_tasks += outcomes_[instruction.index] == Outcome::kRan;
+  }
   FailureId lost = kHealthy;
   if (!lost_.ok()) lost = state_->add_failure(static_cast<uint32_t>(graph.nodes.size()), lost_);
   const bool failures = state_->has_failures();

@@ -31,6 +31,7 @@
 #include "graph/run/run_data.h"
 #include "graph/run/run_state.h"
 #include "graph/run/segments.h"
+#include "graph/run/worker_clock.h"
 
 namespace hetero::graph {
 
@@ -69,6 +70,7 @@ class QueueRun final : public Segments::Owner {
   double now() const;
   double begin_of(QueueId queue) const;
   double end_of(QueueId queue) const;
+  void run_host_task(uint32_t position);
 
   void begin(RunState& state);
   void walk(RunCounts& counts, RunTimes* times);
@@ -96,7 +98,7 @@ class QueueRun final : public Segments::Owner {
   FailureId prepare(uint32_t node, backend::DeviceIndex device, bool& brings);
   void assign_slots(const Node& node);
   void run_node(const NodeTask& task, backend::Block* brought, bool brings);
-  FailureId call(uint32_t node, Part part, backend::DeviceIndex device, void* const* data, backend::Block* brought);
+  FailureId call(const NodeTask& task, void* const* data, backend::Block* brought);
   GroupTask prepare_group(const FusedGroup& group, backend::DeviceIndex device);
   void run_group(GroupTask& task);
   void run_members(const GroupTask& task);
@@ -111,6 +113,7 @@ class QueueRun final : public Segments::Owner {
   FailureId poison_of_tail(const Node& node) const;
   void note_end(const NodeTask& task, FailureId failure);
   void mark_outputs(const Node& node, FailureId failure);
+  bool has_timed_device() const;
   void find_clock();
   void lose(Status status);
   void synchronize();
@@ -125,9 +128,11 @@ class QueueRun final : public Segments::Owner {
   static constexpr backend::DeviceIndex kTimed = backend::kCpu + 1;
   backend::Device* clock_ = nullptr;  // that one, where it has a virtual clock
   DeviceTimer timer_;                 // where it has none
+  WorkerClock worker_clock_;          // where it has one
+  RunTimes* times_ = nullptr;         // of this run; null where nobody asks
   double begun_ = 0;
   Status lost_;  // a device failed in a way that leaves no result certain
-  uint64_t used_queues_ = 0;
+  QueueSet used_queues_;
   // This and the next: reserved for the whole run, since queues hold pointers.
   std::vector<NodeTask> tasks_;
   std::vector<GroupTask> group_tasks_;

@@ -20,6 +20,7 @@ void RunState::begin(const Graph& graph, const Plan& plan, std::span<Binding* co
   failures_.clear();
   on_entry_.clear();
   failure_count_ = 0;
+  kept_.clear();
   std::byte* const* const bases = arena_bases_;
   for (DeviceIndex d = 0; d < plan.device_count; ++d) {
     arena_status_[d] = Status();
@@ -182,11 +183,12 @@ FailureId RunState::collect(uint32_t index, void* const* data, backend::Block* b
   return failure;
 }
 
-// Whether nobody will see the bytes of a bound buffer after the program, and no copy queue reads
-// them.
+// Whether nobody will see the bytes of a bound buffer after the program, and only the host's queue
+// reads them.
 bool RunState::dies_on_host(BufferId buffer) const {
   const Buffer& shape = graph_->buffers[buffer];
   if (shape.escapes || shape.valid_on != backend::only(kCpu)) return false;
+  if (!kept_.empty() && kept_[buffer] != 0) return false;
   for (DeviceIndex d = 1; d < plan_->device_count; ++d) {
     if (plan_->residence(buffer, d).home != Home::kNone) return false;
   }

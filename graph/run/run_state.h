@@ -50,6 +50,12 @@ class RunState {
     return addresses_[plan_->place_of(buffer, device)];
   }
 
+  // The CPU's worker queue touches the buffer's bytes: they stay until the run ends.
+  void keep(BufferId buffer) {
+    kept_.resize(graph_->buffers.size());
+    kept_[buffer] = 1;
+  }
+
   // The bytes come back to a device, in other memory.
   void come_back(const Return& entry);
   // Gives memory to bytes that have none yet, as their home says.
@@ -125,6 +131,7 @@ class RunState {
   // Per buffer: its binding, if bound valid and no node writes it.
   std::vector<Binding*> unwritten_;
   std::vector<backend::Block> held_;  // per buffer: what is kBrought or kOwned and does not escape
+  std::vector<uint8_t> kept_;         // per buffer: keep(); empty where none is
   UnfusedMemory unfused_;
   std::mutex mutex_;  // guards failures_ while kernels run
   std::vector<Failure> failures_;

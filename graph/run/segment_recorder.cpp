@@ -30,7 +30,7 @@ LaunchRuns find_launch_runs(const Graph& graph, const Plan& plan, std::span<cons
     if (instruction.queue == kHostQueue) {
       // What is submitted later comes after it, without an event.
       for (QueueId queue = 0; queue < kMaxQueues; ++queue) close(queue);
-    } else if (is_launch(instruction)) {
+    } else if (runs_kernels(instruction.queue) && is_launch(instruction)) {
       open[instruction.queue].push_back(position);
     } else {
       close(instruction.queue);

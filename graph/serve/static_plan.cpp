@@ -64,7 +64,7 @@ bool move_bytes(Graph& graph, const Plan& plan, const std::vector<uint8_t>& is_i
 }
 
 // Bytes that were to be on several devices are on the CPU only where nothing uses an accelerator
-// after all. REQUIRES: uses_host_only().
+// after all. REQUIRES: uses_cpu_only().
 void stay_on_host(Graph& graph, Plan& plan) {
   for (BufferId b = 0; b < graph.buffers.size(); ++b) {
     if (graph.buffers[b].valid_on == 0) continue;
@@ -176,7 +176,7 @@ Status plan_program(const SavedProgram& program, const PlanOptions& options, boo
     if (!options.machine.has_accelerator() || round + 1 == kMostRounds || !move_bytes(plan.graph, plan.plan, is_input))
       break;
   }
-  if (options.machine.has_accelerator() && uses_host_only(plan.plan)) stay_on_host(plan.graph, plan.plan);
+  if (options.machine.has_accelerator() && uses_cpu_only(plan.plan)) stay_on_host(plan.graph, plan.plan);
   return verify_plan(plan.graph, plan.plan, options);
 }
 

@@ -148,6 +148,7 @@ class BlockStore::Impl {
                                     const std::shared_ptr<DeviceBlocks>& memory, std::span<const int64_t> blocks);
   Status reset();
   BlockStoreCounters counters() const;
+  std::vector<TransferRecord> timeline() const;
 
   const BlockStoreOptions options_;
   const backend::BlockGeometry geometry_;
@@ -186,7 +187,7 @@ class BlockStore::Impl {
   }
   static uint64_t filler_key(NodeId node, Tier tier) { return uint64_t{node} * kTiers + static_cast<uint64_t>(tier); }
   void wait_for_room(std::unique_lock<std::mutex>& lock, int64_t count,
-                     backend::FunctionRef<std::vector<NodeId>()> path_of);
+                     backend::FunctionRef<std::span<const NodeId>()> path_of);
   std::vector<int64_t> take_places(int64_t count);
   std::optional<int64_t> take_slot();
   void remove(NodeId node, Tier tier);
@@ -203,7 +204,7 @@ class BlockStore::Impl {
 
   void plan_get(Plan& plan, std::span<const NodeId> path, const DeviceBlocks* memory, std::span<const int64_t> blocks,
                 int32_t layer_granularity);
-  void plan_put(Plan& plan, std::span<const int32_t> tokens, const DeviceBlocks& memory,
+  void plan_put(Plan& plan, std::span<const int32_t> tokens, std::vector<NodeId>& path, const DeviceBlocks& memory,
                 std::span<const int64_t> blocks);
   bool is_worth(Tier tier, int64_t blocks) const;
   std::vector<Fragment> fragments_of(Plan& plan, std::span<const NodeId> path);
@@ -223,6 +224,7 @@ class BlockStore::Impl {
   std::unordered_map<int64_t, NodeId> slots_;
   std::vector<Pin> doomed_;  // no one may use them any more; they go when no one holds them
   BlockStoreCounters counters_;
+  std::vector<TransferRecord> records_;  // the latest, and up to as many older ones
   int64_t matches_ = 0;
   uint64_t next_request_ = 0;
   std::set<uint64_t> running_;  // requests
@@ -242,14 +244,15 @@ class BlockStore::Impl {
 
 // Until host memory has places for the blocks of a request that it lacks, or the requests that came
 // before it have ended. Those that come later cannot keep it waiting. `path_of` finds its known
-// blocks, of `count`; others may forget blocks meanwhile.
+// blocks, of `count`; others may forget blocks meanwhile. What it found last is true at the end.
 void BlockStore::Impl::wait_for_room(std::unique_lock<std::mutex>& lock, int64_t count,
-                                     backend::FunctionRef<std::vector<NodeId>()> path_of) {
+                                     backend::FunctionRef<std::span<const NodeId>()> path_of) {
   const uint64_t later = next_request_;
   finished_.wait(lock, [&] {
+    const std::span<const NodeId> path = path_of();
     if (running_.empty() || *running_.begin() >= later) return true;
     int64_t lacking = count, own = 0;
-    for (const NodeId node : path_of()) {
+    for (const NodeId node : path) {
       lacking -= is_in(node, Tier::kHost);
       own += index_.pins(node, Tier::kHost) > 0;
     }
@@ -412,22 +415,24 @@ Status BlockStore::Impl::open_disk() {
 void BlockStore::Impl::match(std::span<const int32_t> tokens, bool global, BlockMatch& match) {
   const auto hold = [&](NodeId node, Tier tier) {
     index_.pin(node, tier);
-    match.path_.push_back(node);
     match.held_in_.push_back(tier);
     BlockCounts& counts = match.counts_;
     ++(tier == Tier::kHost ? counts.host : tier == Tier::kDisk ? counts.disk : counts.remote);
   };
   std::vector<BlockKey> keys;  // of what is not here
   {
+    const size_t most = tokens.size() / static_cast<size_t>(geometry_.tokens);
+    match.path_.reserve(most);
+    match.held_in_.reserve(most);
     const std::lock_guard lock(mutex_);
     ++matches_;
-    std::vector<NodeId> known;
-    index_.match(tokens, known);
-    for (const NodeId node : known) {
+    index_.match(tokens, match.path_);
+    for (const NodeId node : match.path_) {
       const Tier tier = source_of(node);
       if (tier == Tier::kDevice || (tier == Tier::kRemote && !global)) break;
       hold(node, tier);
     }
+    match.path_.resize(match.held_in_.size());
     index_.touch(match.path_);
     if (!global || remote_ == nullptr) return;
     BlockKey key = index_.key(match.path_.empty() ? BlockIndex::kRoot : match.path_.back());
@@ -450,6 +455,7 @@ void BlockStore::Impl::match(std::span<const int32_t> tokens, bool global, Block
     }
     const Tier tier = source_of(node);
     if (tier == Tier::kDevice) break;
+    match.path_.push_back(node);
     hold(node, tier);
   }
 }
@@ -646,11 +652,10 @@ void BlockStore::Impl::plan_get(Plan& plan, std::span<const NodeId> path, const 
   }
 }
 
-void BlockStore::Impl::plan_put(Plan& plan, std::span<const int32_t> tokens, const DeviceBlocks& memory,
-                                std::span<const int64_t> blocks) {
-  std::vector<NodeId> path;
-  const size_t count = std::min(blocks.size(), tokens.size() / static_cast<size_t>(geometry_.tokens));
-  index_.match(tokens.first(count * static_cast<size_t>(geometry_.tokens)), path);
+// `path`: the known blocks of the whole blocks in `tokens`; those that are made are appended.
+void BlockStore::Impl::plan_put(Plan& plan, std::span<const int32_t> tokens, std::vector<NodeId>& path,
+                                const DeviceBlocks& memory, std::span<const int64_t> blocks) {
+  const size_t count = tokens.size() / static_cast<size_t>(geometry_.tokens);
   for (const NodeId node : path) {
     if (is_in(node, Tier::kHost)) pin(plan, node, Tier::kHost);
   }
@@ -664,12 +669,13 @@ void BlockStore::Impl::plan_put(Plan& plan, std::span<const int32_t> tokens, con
   std::vector<NodeId> nodes;     // of a chunk, all of them,
   std::vector<int64_t> places;   // and where they are in host memory
   std::vector<uint32_t> copies;  // transfers that bring some
-  TransferOp down{.type = TransferType::kD2H};
+  const TransferOp empty{.type = TransferType::kD2H, .priority = TransferPriority::kPut};
+  TransferOp down = empty;
   Fill fill{{}, Tier::kHost, {}};
   const auto flush_copy = [&] {
     if (fill.nodes.empty()) return;
     down.bytes = bytes_of(fill.nodes.size(), 0);
-    const uint32_t id = plan.graph.add_op(std::exchange(down, TransferOp{.type = TransferType::kD2H}));
+    const uint32_t id = plan.graph.add_op(std::exchange(down, empty));
     fill.ops = {id};
     copies.push_back(id);
     plan.fills.push_back(std::exchange(fill, Fill{{}, Tier::kHost, {}}));
@@ -758,7 +764,7 @@ std::shared_ptr<BlockRequest> BlockStore::Impl::get(BlockStore& store, const std
   const auto plan = std::make_shared<Plan>(memory == nullptr ? Tier::kHost : Tier::kDevice);
   std::unique_lock lock(mutex_);
   ++(memory == nullptr ? counters_.prefetches : counters_.gets);
-  const std::vector<NodeId> asked(path.begin() + options.first_block, path.end());
+  const std::span<const NodeId> asked = std::span(path).subspan(static_cast<size_t>(options.first_block));
   wait_for_room(lock, std::ssize(asked), [&] { return asked; });
   plan_get(*plan, asked, memory.get(), blocks, options.layer_granularity);
   std::shared_ptr<BlockRequest> request = enqueue(store, plan, memory);
@@ -775,12 +781,15 @@ std::shared_ptr<BlockRequest> BlockStore::Impl::put(BlockStore& store, std::span
   std::unique_lock lock(mutex_);
   ++counters_.puts;
   const size_t count = std::min(blocks.size(), tokens.size() / static_cast<size_t>(geometry_.tokens));
+  const std::span<const int32_t> whole = tokens.first(count * static_cast<size_t>(geometry_.tokens));
+  std::vector<NodeId> path;
+  path.reserve(count);
   wait_for_room(lock, static_cast<int64_t>(count), [&] {
-    std::vector<NodeId> path;
-    index_.match(tokens.first(count * static_cast<size_t>(geometry_.tokens)), path);
-    return path;
+    path.clear();
+    index_.match(whole, path);
+    return std::span<const NodeId>(path);
   });
-  plan_put(*plan, tokens, *memory, blocks);
+  plan_put(*plan, whole, path, *memory, blocks);
   std::shared_ptr<BlockRequest> request = enqueue(store, plan, memory);
   lock.unlock();
   scheduler_.start(*request->run_);
@@ -793,6 +802,8 @@ void BlockStore::Impl::finish(Plan& plan, const TransferOpGraph& graph) {
     counters_.failed += op.state == TransferState::kFailed;
     counters_.cancelled += op.state == TransferState::kCancelled;
   }
+  append_records(records_, graph.ops());
+  if (records_.size() > 2 * kMostRecords) records_.erase(records_.begin(), records_.end() - kMostRecords);
   for (const Fill& fill : plan.fills) {
     const bool is_complete =
         std::ranges::all_of(fill.ops, [&](uint32_t id) { return graph.ops()[id].state == TransferState::kCompleted; });
@@ -828,6 +839,11 @@ Status BlockStore::Impl::reset() {
   free_places_ = backend::RangeAllocator(static_cast<uint64_t>(places_));
   used_places_ = 0;
   return Status();
+}
+
+std::vector<TransferRecord> BlockStore::Impl::timeline() const {
+  const std::lock_guard lock(mutex_);
+  return {records_.end() - static_cast<ptrdiff_t>(std::min(records_.size(), kMostRecords)), records_.end()};
 }
 
 BlockStoreCounters BlockStore::Impl::counters() const {
@@ -1037,5 +1053,6 @@ Status BlockStore::sync() {
 }
 void BlockStore::wait_idle() { impl_->scheduler_.wait_idle(); }
 BlockStoreCounters BlockStore::counters() const { return impl_->counters(); }
+std::vector<TransferRecord> BlockStore::timeline() const { return impl_->timeline(); }
 
 }  // namespace hetero::graph

@@ -186,6 +186,9 @@ class BlockStore {
   Status sync();
   void wait_idle();
   BlockStoreCounters counters() const;
+  // The transfers that completed last, in the order in which their requests ended.
+  static constexpr size_t kMostRecords = 8192;
+  std::vector<TransferRecord> timeline() const;
 
  private:
   friend class BlockMatch;

@@ -77,7 +77,11 @@ std::vector<backend::CopyRange> copies_of(const TransferOp& op, const DeviceBloc
 }
 
 DeviceLane::DeviceLane(const backend::BlockGeometry& geometry, std::byte* host, int threads)
-    : geometry_(geometry), host_(host), threads_(threads, [this](Job& job) { run(job); }) {}
+    : geometry_(geometry),
+      host_(host),
+      copiers_(threads, [this](Job& job) { run(job); }),
+      upload_waiter_(1, [this](Job& job) { run(job); }),
+      download_waiter_(1, [this](Job& job) { run(job); }) {}
 
 void DeviceLane::add(const std::shared_ptr<DeviceBlocks>& blocks) {
   // Lanes of several stores may name the same blocks.
@@ -125,7 +129,8 @@ void DeviceLane::start(const TransferOp& op, TransferDone done) {
       events[op.op_id] = job.event;
     }
   }
-  threads_.submit(std::move(job));
+  JobThreads<Job>& threads = job.event == nullptr ? copiers_ : is_into_device(op) ? upload_waiter_ : download_waiter_;
+  threads.submit(std::move(job), op.priority);
 }
 
 std::shared_ptr<backend::Event> DeviceLane::event_of(const TransferOp& op) const {

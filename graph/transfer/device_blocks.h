@@ -11,8 +11,8 @@
 // different memories never wait for each other, and stores may share a memory.
 //
 // Copies of one transfer are merged where both sides are contiguous. In host memory a few threads
-// copy. On a device they are one batch on its copy queue, followed by an event, for which the
-// device's other queues can wait.
+// copy, the most urgent transfer first. On a device they are one batch on its copy queue of that
+// direction, followed by an event, for which the device's other queues can wait.
 //
 // Thread safety: any thread. Ownership: DeviceBlocks live until their transfers have ended.
 
@@ -92,7 +92,9 @@ class DeviceLane final : public TransferLane {
   // of a graph, by op
   std::unordered_map<uint64_t, std::vector<std::shared_ptr<backend::Event>>> events_;
 
-  JobThreads<Job> threads_;
+  JobThreads<Job> copiers_;
+  // An upload must not be reported after another request's download, so each way has a thread.
+  JobThreads<Job> upload_waiter_, download_waiter_;
 };
 
 }  // namespace hetero::graph

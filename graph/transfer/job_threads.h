@@ -1,12 +1,15 @@
-// JobThreads: a few threads that run jobs, which begin in the order of submission.
+// JobThreads: a few threads that run jobs. The most urgent begins first; those of one priority
+// begin in the order of submission.
 //
 //   JobThreads<Job> threads(4, [](Job& job) { ... });
-//   threads.submit(job);
+//   threads.submit(job, TransferPriority::kGet);
 //
 // Thread safety: any thread may submit. The destructor runs what was submitted.
 
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -14,6 +17,8 @@
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "graph/transfer/transfer_graph.h"
 
 namespace hetero::graph {
 
@@ -33,10 +38,10 @@ class JobThreads {
   }
   JobThreads(const JobThreads&) = delete;
 
-  void submit(Job job) {
+  void submit(Job job, TransferPriority priority) {
     {
       const std::lock_guard lock(mutex_);
-      jobs_.push_back(std::move(job));
+      jobs_[static_cast<size_t>(priority)].push_back(std::move(job));
     }
     changed_.notify_one();
   }
@@ -45,10 +50,14 @@ class JobThreads {
   void work() {
     std::unique_lock lock(mutex_);
     while (true) {
-      changed_.wait(lock, [&] { return is_closing_ || !jobs_.empty(); });
-      if (jobs_.empty()) return;
-      Job job = std::move(jobs_.front());
-      jobs_.pop_front();
+      auto next = jobs_.end();
+      changed_.wait(lock, [&] {
+        next = std::ranges::find_if(jobs_, [](const std::deque<Job>& queue) { return !queue.empty(); });
+        return is_closing_ || next != jobs_.end();
+      });
+      if (next == jobs_.end()) return;
+      Job job = std::move(next->front());
+      next->pop_front();
       lock.unlock();
       run_(job);
       lock.lock();
@@ -58,7 +67,7 @@ class JobThreads {
   const std::function<void(Job&)> run_;
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
-  std::deque<Job> jobs_;
+  std::array<std::deque<Job>, kTransferPriorities> jobs_;
   bool is_closing_ = false;
   std::vector<std::thread> threads_;
 };

@@ -68,7 +68,7 @@ RemoteLane::RemoteLane(backend::RemoteTier& tier, const backend::BlockGeometry& 
       report_missing_(std::move(report_missing)),
       threads_(threads, [this](const Job& job) { run(job); }) {}
 
-void RemoteLane::start(const TransferOp& op, TransferDone done) { threads_.submit({&op, done}); }
+void RemoteLane::start(const TransferOp& op, TransferDone done) { threads_.submit({&op, done}, op.priority); }
 
 void RemoteLane::run(const Job& job) {
   const bool reads = job.op->type == TransferType::kRemote2H;

@@ -42,6 +42,14 @@ TransferState state_of(const TransferOp& op) {
   return std::atomic_ref(const_cast<TransferState&>(op.state)).load(std::memory_order_acquire);
 }
 
+void append_records(std::vector<TransferRecord>& records, const std::vector<TransferOp>& ops) {
+  for (const TransferOp& op : ops) {
+    if (state_of(op) != TransferState::kCompleted) continue;
+    records.push_back({op.graph_id, op.op_id, op.type, op.position, block_count(op.source), op.layer_id,
+                       op.layer_granularity, op.bytes, op.started, op.ended});
+  }
+}
+
 const char* to_string(Tier tier) {
   constexpr std::array<const char*, kTiers> kNames{"device", "host", "disk", "remote", "peer"};
   return kNames[static_cast<size_t>(tier)];

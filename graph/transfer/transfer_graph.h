@@ -90,6 +90,22 @@ struct TransferOp {
 // The state while others may write it.
 TransferState state_of(const TransferOp& op);
 
+// A transfer that has ended, for timelines. Fields are those of TransferOp.
+struct TransferRecord {
+  uint64_t graph_id = 0;
+  uint32_t op_id = 0;
+  TransferType type = TransferType::kH2D;
+  int64_t position = 0;
+  int64_t blocks = 0;
+  int32_t layer_id = 0;
+  int32_t layer_granularity = 0;
+  uint64_t bytes = 0;
+  double started = 0;
+  double ended = 0;
+};
+// Appends those of a graph that have completed.
+void append_records(std::vector<TransferRecord>& records, const std::vector<TransferOp>& ops);
+
 // Calls visit(tier, block, writes) for each block that the op reads, then for each that it writes.
 template <typename Visit>
 void for_each_block(const TransferOp& op, const Visit& visit) {

@@ -148,8 +148,10 @@ std::shared_ptr<TransferRun> TransferScheduler::enqueue(TransferOpGraph graph,
   running_.emplace(run.get(), run);
   for (const TransferOp& op : ops) {
     for (const uint32_t before : op.predecessors) add_edge(run->nodes_[before], run->nodes_[op.op_id], true);
-    wait_for_others(run->nodes_[op.op_id]);
   }
+  hazards_.add(ops, *run, [&](TransferRun& other, uint32_t before, uint32_t after, bool carries_data) {
+    wait_for_other(other.nodes_[before], run->nodes_[after], carries_data);
+  });
   return run;
 }
 
@@ -162,13 +164,10 @@ void TransferScheduler::start(TransferRun& run) {
 }
 
 // REQUIRES: mutex_.
-void TransferScheduler::wait_for_others(Node& node) {
-  hazards_.add(*node.op, &node, node.run, [&](void* other, bool carries_data) {
-    Node& before = *static_cast<Node*>(other);
-    if (carries_data) mark_joined(before);
-    if (!add_edge(before, node, carries_data)) return;
-    if (carries_data) joined_.fetch_add(1, std::memory_order_relaxed);
-  });
+void TransferScheduler::wait_for_other(Node& before, Node& after, bool carries_data) {
+  if (carries_data) mark_joined(before);
+  if (!add_edge(before, after, carries_data)) return;
+  if (carries_data) joined_.fetch_add(1, std::memory_order_relaxed);
 }
 
 // Whether `before` has not ended. If its data will not come, `after` is doomed.
@@ -340,7 +339,7 @@ void TransferScheduler::finish(TransferRun& run) {
   if (run.finished_) run.finished_(run.graph_);
   std::shared_ptr<TransferRun> kept;
   const std::lock_guard lock(mutex_);
-  hazards_.remove(run.graph_.ops(), &run);
+  hazards_.remove(run);
   const auto found = running_.find(&run);
   kept = std::move(found->second);
   running_.erase(found);
@@ -355,6 +354,11 @@ void TransferScheduler::finish(TransferRun& run) {
 TransferScheduler::Counters TransferScheduler::counters() const {
   const auto read = [](const std::atomic<int64_t>& counter) { return counter.load(std::memory_order_relaxed); };
   return {read(started_), read(completed_), read(failed_), read(cancelled_), read(joined_)};
+}
+
+size_t TransferScheduler::blocks_in_use() const {
+  const std::lock_guard lock(mutex_);
+  return hazards_.size();
 }
 
 }  // namespace hetero::graph

@@ -143,6 +143,8 @@ class TransferScheduler {
     int64_t joined = 0;  // waits for the data of another graph's transfer
   };
   Counters counters() const;
+  // Blocks of all tiers that graphs which have not ended touch.
+  size_t blocks_in_use() const;
 
  private:
   friend class TransferDone;
@@ -169,7 +171,7 @@ class TransferScheduler {
   };
 
   Lane& lane_of(const Node& node);
-  void wait_for_others(Node& node);
+  void wait_for_other(Node& before, Node& after, bool carries_data);
   bool add_edge(Node& before, Node& after, bool carries_data);
   void mark_joined(Node& node);
   Status make_ready(Node& node);

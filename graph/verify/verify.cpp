@@ -260,6 +260,9 @@ class PlanVerifier {
     if (device_of(instruction.queue) != device || !backend::is_compute(kind_of(instruction.queue))) {
       return violation(name("n", n) + " runs on another queue than its placement says");
     }
+    if (instruction.queue == kWorkerQueue && (instruction.kind != Kind::kRun || !traits_of(n).host_task)) {
+      return violation(name("n", n) + " runs on the CPU's worker queue and is no host task");
+    }
     const Node& node = graph_.nodes[n];
     for (int i = 0; i < node.operand_count; ++i) {
       const Operand& operand = graph_.operands_of(node)[i];
@@ -282,7 +285,7 @@ class PlanVerifier {
             .writes = operand.writes(),
             .range = range_of(graph_, operand),
             .node = n,
-            .brings = operand.access == Access::kDefine && traits_of(n).brings_memory};
+            .brings = queue == kHostQueue && operand.access == Access::kDefine && traits_of(n).brings_memory};
   }
 
   Status check_copy(uint32_t p, const Instruction& instruction) {

@@ -6,6 +6,7 @@
 #include "ops/dispatch/quantized.h"
 #include "ops/dispatch/registration.h"
 #include "ops/dispatch/typed_rows.h"
+#include "ops/host/decode_jpeg.h"
 #include "ops/kernels/boxed.h"
 
 namespace hetero::ops {

@@ -20,6 +20,7 @@ graph::OpTraits traits_of(const std::string& name) {
   traits.lower = lowering_of(name);
   traits.has_tail = row.tail;
   traits.grows = row.grows;
+  traits.host_task = row.host_task;
   add_device_kernel(traits);
   return traits;
 }

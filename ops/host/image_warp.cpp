@@ -1,10 +1,11 @@
-// hetero::cv_warp_affine, hetero::cv_warp_perspective and hetero::pil_affine: images that are looked
-// up at other places.
+// hetero::cv_warp_affine, hetero::cv_warp_perspective and hetero::pil_affine: images that are
+// looked up at other places.
 //
 //   cv_warp_affine(Tensor[] images, Tensor matrices, int[2] size, int flags, int border_mode,
 //                  float[] border_value) -> Tensor
 //   cv_warp_perspective: the same, with matrices of [3, 3]
-//   pil_affine(Tensor[] images, Tensor coefficients, int[2] size, int filter, float[] fill) -> Tensor
+//   pil_affine(Tensor[] images, Tensor coefficients, int[2] size, int filter, float[] fill)
+//       -> Tensor
 //
 // images         uint8 [height, width, channels]
 // matrices       float64 [images, 2, 3] or [images, 3, 3], as a caller of cv2 has them

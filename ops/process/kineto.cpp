@@ -81,7 +81,7 @@ class Session final : public libkineto::IActivityProfilerSession {
     std::vector<libkineto::ResourceInfo> infos;
     for (const int32_t row : rows_) {
       infos.push_back(resource_info<libkineto::ResourceInfo>(
-          row, row == kRuns ? "runs" : graph::name_of(static_cast<graph::QueueId>(row))));
+          row, row == kRuns ? "runs" : graph::queue_word(static_cast<graph::QueueId>(row))));
     }
     return infos;
   }

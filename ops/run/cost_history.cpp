@@ -79,7 +79,7 @@ std::vector<uint8_t> find_shared(const graph::Plan& plan, const graph::RunTimes&
   std::vector<size_t> kernels;
   for (size_t p = 0; p < plan.program.size(); ++p) {
     const graph::Instruction& instruction = plan.program[p];
-    if (!instruction.is_task() || instruction.queue == graph::kHostQueue) continue;
+    if (!instruction.is_task() || !graph::runs_kernels(instruction.queue)) continue;
     kernels.push_back(p);
   }
   if (kernels.empty()) return shared;

@@ -58,6 +58,7 @@ Table read_table() {
 #define RESULT_SIZES(argument) .with(&OperatorRow::result_sizes, argument)
 #define TAIL .with(&OperatorRow::tail, true)
 #define GROWS .with(&OperatorRow::grows, true)
+#define HOST_TASK .with(&OperatorRow::host_task, true)
 #define OVERWRITES .with(&OperatorRow::overwrites, true)
 #define RECORDED .with(&OperatorRow::recorded, true)
 #define WHOLE .with(&OperatorRow::whole, true)

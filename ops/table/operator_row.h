@@ -78,6 +78,7 @@ struct OperatorRow {
   // As the words of op_table.def say.
   bool tail = false;
   bool grows = false;
+  bool host_task = false;
   bool overwrites = false;
   bool recorded = false;
   bool whole = false;

@@ -74,6 +74,7 @@ struct Totals {
   int64_t streamed = 0;    // of these, those with returns
   int64_t fused = 0;       // plans with fused groups
   int64_t spread = 0;      // plans with tasks on several compute queues
+  int64_t host_tasks = 0;  // plans with tasks on the CPU's worker queue
   int64_t timed = 0;       // runs whose time was predicted
   int64_t failed = 0;      // runs with an error
   int64_t from_peers = 0;  // copies straight from another accelerator
@@ -172,6 +173,7 @@ class Trial {
     } else {
       make_random(program_, random_, nodes, !one_in(3));
     }
+    if (one_in(2)) add_host_tasks();
     defined_.resize(graph.buffers.size());
     for (const Operand& operand : graph.operands) defined_[operand.buffer] |= operand.access == Access::kDefine;
     for (Buffer& buffer : graph.buffers) {
@@ -182,7 +184,19 @@ class Trial {
     if (trouble_ != Trouble::kThrows) return;
     for (int i = 0; i < 2; ++i) {
       Node& node = graph.nodes[below(graph.nodes.size())];
-      node.op = one_in(2) ? test_ops().throws : test_ops().half_throws;
+      const OpId broken[] = {test_ops().throws, test_ops().half_throws, test_ops().host_throws};
+      node.op = broken[below(std::size(broken))];
+    }
+  }
+
+  // Some nodes become host tasks, and the CPU so slow that they are worth a hand-over.
+  void add_host_tasks() {
+    has_host_tasks_ = true;
+    const uint64_t share = 1 + below(8);
+    for (Node& node : program_.graph.nodes) {
+      const OpTraits& traits = op_table()[node.op];
+      if (traits.lower != nullptr || !one_in(share)) continue;
+      node.op = traits.brings_memory ? test_ops().host_brings : test_ops().host_task;
     }
   }
 
@@ -223,6 +237,7 @@ class Trial {
       options_.machine.cpu().rates.flops = figure(1e6, 1e12);
       options_.machine.cpu().rates.memory_bandwidth = figure(1e6, 1e12);
     }
+    if (has_host_tasks_) options_.machine.cpu().rates.flops = figure(1e5, 1e9);
     uint64_t there = 0;
     uint64_t all = 0;
     for (const Buffer& buffer : program_.graph.buffers) {
@@ -376,9 +391,8 @@ class Trial {
     totals_.bounded += options_.machine[1].bytes != 0;
     totals_.streamed += !plan_.returns.empty();
     totals_.fused += !plan_.groups.empty();
-    totals_.spread += std::ranges::any_of(plan_.program, [](const Instruction& instruction) {
-      return backend::is_side_compute(kind_of(instruction.queue));
-    });
+    totals_.spread += has_side_queues(plan_);
+    totals_.host_tasks += uses_worker(plan_);
     return Status();
   }
 
@@ -490,6 +504,7 @@ class Trial {
   backend::Device& cpu_;
   Totals& totals_;
   Program program_;
+  bool has_host_tasks_ = false;
   std::vector<uint8_t> defined_;     // per buffer: a node defines it
   std::vector<DeviceSet> bound_at_;  // per buffer: where it is valid before the first run
   PlanOptions options_;
@@ -549,9 +564,9 @@ bool run_seeds(uint64_t first, uint64_t count) {
   std::printf(
       "sim-fuzz: %lld seeds as they should be in %.1f s: %lld plans (%lld bounded, %lld with returns, %lld fused, %lld "
       "on several "
-      "compute queues), ",
+      "compute queues, %lld with host tasks on the worker queue), ",
       number(count), seconds(), number(totals.plans), number(totals.bounded), number(totals.streamed),
-      number(totals.fused), number(totals.spread));
+      number(totals.fused), number(totals.spread), number(totals.host_tasks));
   std::printf(
       "%lld runs (%lld failed, %lld timed), %lld kernels on the CPU, %lld on the accelerator, %lld copies in %lld "
       "transfers, %lld "

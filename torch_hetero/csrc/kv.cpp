@@ -251,25 +251,29 @@ py::dict dict_of(const BlockStoreCounters& counters) {
   return result;
 }
 
-// The transfers that have ended.
-py::list timeline_of(const graph::TransferOpGraph& graph) {
+py::list rows_of(const std::vector<graph::TransferRecord>& records) {
   py::list rows;
-  for (const graph::TransferOp& op : graph.ops()) {
-    if (state_of(op) != graph::TransferState::kCompleted) continue;
+  for (const graph::TransferRecord& record : records) {
     py::dict row;
-    row["graph"] = op.graph_id;
-    row["op"] = op.op_id;
-    row["type"] = to_string(op.type);
-    row["position"] = op.position;
-    row["blocks"] = block_count(op.source);
-    row["first_layer"] = op.layer_id;
-    row["layers"] = op.layer_granularity;
-    row["bytes"] = op.bytes;
-    row["started"] = op.started;
-    row["ended"] = op.ended;
+    row["graph"] = record.graph_id;
+    row["op"] = record.op_id;
+    row["type"] = to_string(record.type);
+    row["position"] = record.position;
+    row["blocks"] = record.blocks;
+    row["first_layer"] = record.layer_id;
+    row["layers"] = record.layer_granularity;
+    row["bytes"] = record.bytes;
+    row["started"] = record.started;
+    row["ended"] = record.ended;
     rows.append(row);
   }
   return rows;
+}
+
+py::list timeline_of(const graph::TransferOpGraph& graph) {
+  std::vector<graph::TransferRecord> records;
+  append_records(records, graph.ops());
+  return rows_of(records);
 }
 
 std::vector<at::Tensor> all_of(const std::vector<at::Tensor>& keys, const std::vector<at::Tensor>& values) {
@@ -470,6 +474,7 @@ void add_kv(py::module_& m) {
           "sync", [](const std::shared_ptr<BlockStore>& self) { ops::check(here(self).sync()); }, released())
       .def(
           "wait_idle", [](const std::shared_ptr<BlockStore>& self) { here(self).wait_idle(); }, released())
+      .def("timeline", [](const std::shared_ptr<BlockStore>& self) { return rows_of(here(self).timeline()); })
       .def("counters", [](const std::shared_ptr<BlockStore>& self) { return dict_of(here(self).counters()); });
   m.def("kv_fingerprint", [](const py::dict& spec) { return to_string(spec_of(spec).fingerprint()); });
   m.def("kv_inspect", &inspect_folder, py::arg("folder"));

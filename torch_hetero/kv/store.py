@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import threading
+import weakref
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,8 @@ import torch
 
 from torch_hetero import _C
 from torch_hetero.kv.spec import HEADS_FIRST, Spec
+from torch_hetero.report import Transfer, write_report
+from torch_hetero.report.log import add_transfers
 
 if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedConfig
@@ -202,7 +205,7 @@ class Request:
         """Returns the graph of its transfers, with their states, in the language of Graphviz."""
         return self._core.dump()
 
-    def timeline(self) -> list[dict[str, Any]]:
+    def timeline(self) -> list[Transfer]:
         """Returns a row for each transfer that has completed: type, blocks, layers, bytes, and when it began and ended.
 
         Times are seconds of `time.monotonic()`.
@@ -222,19 +225,24 @@ class Request:
             self._copied.add(layer)
 
 
-def save_trace(requests: Sequence[Request], path: str | os.PathLike[str]) -> None:
-    """Writes the transfers of requests as a trace for Perfetto (ui.perfetto.dev): a track for each type of transfer."""
+def save_trace(sources: Sequence[Request | Store], path: str | os.PathLike[str]) -> None:
+    """Writes transfers as a trace for Perfetto (ui.perfetto.dev): a track for each type of transfer.
+
+    Args:
+        sources: requests, or stores for the latest transfers of all their requests.
+        path: of the JSON file.
+    """
     events: list[dict[str, Any]] = []
-    types = sorted({row["type"] for request in requests for row in request.timeline()})
+    rows: list[dict[str, Any]] = [dict(row) for source in sources for row in source.timeline()]
+    types = sorted({row["type"] for row in rows})
     for number, name in enumerate(types):
         events.append({"ph": "M", "name": "thread_name", "pid": 1, "tid": number, "args": {"name": name}})
-    for request in requests:
-        for row in request.timeline():
-            events.append({
-                "ph": "X", "pid": 1, "tid": types.index(row["type"]), "ts": row["started"] * 1e6,
-                "dur": (row["ended"] - row["started"]) * 1e6, "name": f"request {row['graph']}: blocks {row['position']} on",
-                "args": {name: row[name] for name in ("blocks", "first_layer", "layers", "bytes")},
-            })  # fmt: skip
+    for row in rows:
+        events.append({
+            "ph": "X", "pid": 1, "tid": types.index(row["type"]), "ts": row["started"] * 1e6,
+            "dur": (row["ended"] - row["started"]) * 1e6, "name": f"request {row['graph']}: blocks {row['position']} on",
+            "args": {name: row[name] for name in ("blocks", "first_layer", "layers", "bytes")},
+        })  # fmt: skip
     Path(path).write_text(json.dumps({"traceEvents": events}))
 
 
@@ -308,6 +316,8 @@ class Store:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             options |= {"disk_folder": str(folder / _C.kv_fingerprint(spec.fields())), "disk_bytes": size}
         self._core = _C.KvStore(spec.fields(), options)
+        self._process = os.getpid()
+        _stores.add(self)
 
     # ---- blocks
 
@@ -449,6 +459,23 @@ class Store:
                 lines += [f"# TYPE hetero_kv_{name} gauge", f"hetero_kv_{name} {float(value):g}"]
         return "\n".join(lines) + "\n"
 
+    def timeline(self) -> list[Transfer]:
+        """Returns the rows of `Request.timeline()` of the latest transfers, 8,192 at most, of requests that have ended."""
+        return self._core.timeline()
+
+    def report(self, path: str | os.PathLike[str]) -> None:
+        """Writes a page that shows these transfers on their lanes over time (docs/reports.md).
+
+        `torch.hetero.report` shows them as well, for all stores that are open, below its programs.
+
+        Args:
+            path: of the html file.
+
+        Raises:
+            OSError: when the file cannot be written.
+        """
+        write_report(path, [], self.timeline())
+
     @property
     def block_bytes(self) -> int:
         """Bytes of a block in each tier."""
@@ -482,3 +509,17 @@ class Store:
             return tensor
         # One sequence, which also fits a page that is a part of one.
         return tensor[0] if tensor.dim() == 4 and tensor.shape[0] == 1 else tensor
+
+
+_stores: weakref.WeakSet[Store] = weakref.WeakSet()
+
+
+def _transfers_of_stores() -> list[Transfer]:
+    stores = [store for store in list(_stores) if store._process == os.getpid()]
+    if len(stores) < 2:
+        return [row for store in stores for row in store.timeline()]
+    names = [f"{store.spec.model} ({number + 1})" for number, store in enumerate(stores)]
+    return [{**row, "store": name} for store, name in zip(stores, names, strict=True) for row in store.timeline()]
+
+
+add_transfers(_transfers_of_stores)

@@ -137,6 +137,8 @@ class Ufunc(Strategy):
             elif isinstance(operand, (list, tuple)):
                 if any(not isinstance(entry, (bool, int, float, np.number)) for entry in operand):
                     return f"{name} is a list of more than numbers"
+            elif isinstance(operand, torch.Tensor):
+                return f"{name} is a tensor"
             elif not isinstance(operand, (bool, int, float, np.bool_, np.integer, np.floating, np.ndarray)):
                 return f"{name} is of type {type(operand).__name__}"
             elif isinstance(operand, np.ndarray) and operand.dtype not in TORCH_DTYPES:
@@ -235,6 +237,9 @@ class Division(Ufunc):
 
 class Power(Ufunc):
     """Integers to negative powers are numpy's error."""
+
+    def tolerance_of(self, static: Any, outputs: Sequence[Spec]) -> Tolerance:
+        return self.tolerance if outputs[0].dtype.is_floating_point else EXACT
 
     def refuses_setting(self, value: np.ndarray, loop: np.dtype, last: bool) -> str | None:
         return "an integer has a negative exponent" if last and loop.kind == "i" and bool(np.any(value < 0)) else None
@@ -336,6 +341,8 @@ class Astype(ArrayStrategy):
         dtype = ask_numpy(np.dtype, call["dtype"])
         if array.dtype.is_complex and dtype.kind != "c":
             return "complex arrays stay on the CPU"
+        if not call["copy"] and dtype == NUMPY_DTYPES[array.dtype]:
+            return "the array itself is returned"
         if not np.can_cast(NUMPY_DTYPES[array.dtype], dtype, call["casting"]):
             return f"numpy casts to {dtype} by no {call['casting']!r} rule"
         return None
@@ -709,19 +716,17 @@ class Reduction(ArrayStrategy):
         axes = range(rank) if axis is None else axis if isinstance(axis, (tuple, list)) else (axis,)
         axes = sorted(int(entry) % rank for entry in axes)
         count = int(np.prod([array.shape[entry] for entry in axes]))
-        if 0 in array.shape:
-            raise Unsupported("the array is empty")
+        if 0 in array.shape or not axes:
+            raise Unsupported("the array is empty, or no axis is given")
         shape = [1 if at in axes else size for at, size in enumerate(array.shape) if keepdims or at not in axes]
         output = torch_dtype(answer.dtype)
         ddof = call.arguments.get("ddof", 0)
-        return Mapped(
-            Spec("array", tuple(shape), output), (tuple(entry + 1 for entry in axes), keepdims, output, count, ddof)
-        )
+        small = not array.dtype.is_floating_point and array.dtype.itemsize <= 2  # such integers are summed exactly
+        static = (tuple(entry + 1 for entry in axes), keepdims, output, count, ddof, small)
+        return Mapped(Spec("array", tuple(shape), output), static)
 
     def run(self, inputs: Sequence[Any], static: Any, sample: Sequence[torch.Tensor]) -> torch.Tensor:
-        axes, keepdims, output, count, ddof = static
-        if not axes:
-            raise ValueError("no axes")
+        axes, keepdims, output, count, ddof, _ = static
         return self.reduced(inputs[0], axes, keepdims, output, count, ddof)
 
     def reduced(
@@ -751,6 +756,9 @@ class Mean(Reduction):
     parameters = "self, axis=None, dtype=None, out=None, keepdims=False, *, where=True"
     tolerance = SUMS
     reduce = staticmethod(np.mean)
+
+    def tolerance_of(self, static: Any, outputs: Sequence[Spec]) -> Tolerance:
+        return EXACT if static[-1] and outputs[0].dtype == torch.float64 else self.tolerance
 
     def reduced(
         self, array: torch.Tensor, axes: tuple[int, ...], keepdims: bool, output: torch.dtype, count: int, ddof: Any
@@ -785,6 +793,9 @@ class Sum(Reduction):
     tolerance = SUMS
     reduce = staticmethod(np.sum)
     takes = (np.int8, np.int32, np.int64, np.float32, np.float64, np.bool_)
+
+    def tolerance_of(self, static: Any, outputs: Sequence[Spec]) -> Tolerance:
+        return self.tolerance if outputs[0].dtype.is_floating_point else EXACT
 
     def reduced(
         self, array: torch.Tensor, axes: tuple[int, ...], keepdims: bool, output: torch.dtype, count: int, ddof: Any

@@ -133,11 +133,13 @@ def run_group(group: list[Need], device: torch.device, failed: Failed, ran: Ran,
         for index, need in enumerate(group):
             for value in need.values:
                 value.row = (outputs[value.index], index)
+                value.step = value.step.released()
         return
     for need in group:
         failed(need.step, reason)
         for value in need.values:
             value.row = (to_tensor(host_result(value)).unsqueeze(0).to(device), 0)
+            value.step = value.step.released()
 
 
 def run_batch(steps: list[Step], device: torch.device, uploaded: Uploaded) -> tuple[torch.Tensor, ...]:

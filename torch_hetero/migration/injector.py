@@ -28,8 +28,8 @@ __all__ = ["ImportHook", "Injector"]
 
 MISSING = object()
 
-# Where libraries keep {function: {class of its first argument: what is called}}: a module and a name in it. Transforms of
-# torchvision's version 2 look up what `functional` has under a name, and would not know a wrapper.
+# Where libraries keep {function: {class of its first argument: what is called}}: a module and a name in it.
+# Transforms of torchvision's version 2 look up what `functional` has under a name, and would not know a wrapper.
 REGISTRIES = (("torchvision.transforms.v2.functional._utils", "_KERNEL_REGISTRY"),)
 
 

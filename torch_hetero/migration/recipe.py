@@ -14,7 +14,7 @@ Values never change. Handles (`handles.py`) are what user code holds; they may m
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from torch_hetero.migration.context import untracked
 from torch_hetero.migration.spec import Spec, from_tensor
 from torch_hetero.migration.strategy import Strategy
 
-__all__ = ["Result", "Source", "Step", "Value", "call_original", "host_result"]
+__all__ = ["Result", "Source", "Step", "Value", "call_original", "host_result", "is_leaf", "leaf_data"]
 
 
 class Value:
@@ -71,7 +71,8 @@ class Step:
         inputs: The values that it reads, in the order of the strategy's data parameters.
         static: Settings that must be equal for calls to run as one batch.
         sample: Settings that each sample has of its own: numbers, or arrays of one shape.
-        arguments: The call itself, for the original: positional and keyword arguments in which inputs are `Value`s.
+        arguments: The call itself, for the original: positional and keyword arguments in which inputs are `Value`s. None
+            once a device has its results: then the step holds on to nothing, so that sources can die.
         original: The function that was replaced.
         outputs: The specs of its results.
         key: The context in which the call was made, for reports.
@@ -82,11 +83,15 @@ class Step:
     inputs: tuple[Value, ...]
     static: Hashable
     sample: tuple[Any, ...]
-    arguments: tuple[tuple[Any, ...], dict[str, Any]]
+    arguments: tuple[tuple[Any, ...], dict[str, Any]] | None
     original: Callable[..., Any]
     outputs: tuple[Spec, ...]
     key: str = ""
     device: str = ""
+
+    def released(self) -> Step:
+        """Returns the step without what it was computed from."""
+        return replace(self, inputs=(), sample=(), arguments=None)
 
 
 def host_result(value: Value, made: Callable[[Step], None] = lambda step: None) -> Any:
@@ -103,25 +108,35 @@ def host_result(value: Value, made: Callable[[Step], None] = lambda step: None) 
     sources: dict[int, Any] = {}
 
     def known(entry: Value) -> bool:
-        return id(entry.step) in results if isinstance(entry, Result) else id(entry) in sources
+        return id(entry) in sources if is_leaf(entry) else id(entry.step) in results
 
     def result_of(entry: Value) -> Any:
-        return results[id(entry.step)][entry.index] if isinstance(entry, Result) else sources[id(entry)]
+        return sources[id(entry)] if is_leaf(entry) else results[id(entry.step)][entry.index]
 
     pending = [value]  # no recursion: recipes may be long
     while pending:
         top = pending[-1]
         if known(top):
             pending.pop()
-        elif isinstance(top, Source):
-            sources[id(top)] = from_tensor(top.data.cpu().clone(), top.spec)
-        elif isinstance(top, Result):
+        elif is_leaf(top):
+            sources[id(top)] = from_tensor(leaf_data(top).cpu().clone(), top.spec)
+        else:
             missing = [entry for entry in top.step.inputs if not known(entry)]
             pending.extend(missing)
             if not missing:
                 results[id(top.step)] = call_original(top.step, result_of)
                 made(top.step)
     return result_of(value)
+
+
+def is_leaf(value: Value) -> bool:
+    """Whether there are bytes of a value, and no recipe."""
+    return isinstance(value, Source) or value.step.arguments is None
+
+
+def leaf_data(leaf: Value) -> torch.Tensor:
+    """Returns the bytes of a leaf, wherever they are."""
+    return leaf.data if isinstance(leaf, Source) else leaf.row[0][leaf.row[1]]
 
 
 def call_original(step: Step, result_of: Callable[[Value], Any]) -> tuple[Any, ...]:

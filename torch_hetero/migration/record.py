@@ -49,10 +49,11 @@ def record(
     def captured(data: Any) -> Any:
         if type(data) in (list, tuple):
             return type(data)(captured(entry) for entry in data)
-        if type(data) is np.ndarray and data.size <= strategy.constants:
-            return values.setdefault(id(data), data.copy())
-        if type(data) is torch.Tensor and data.numel() <= strategy.constants and data.device.type == "cpu":
-            return values.setdefault(id(data), data.detach().clone())
+        if strategy.constants:  # an empty array is data of strategies without constants
+            if type(data) is np.ndarray and data.size <= strategy.constants:
+                return values.setdefault(id(data), data.copy())
+            if type(data) is torch.Tensor and data.numel() <= strategy.constants and data.device.type == "cpu":
+                return values.setdefault(id(data), data.detach().clone())
         value = values.get(id(data)) or capture(data)
         if value is None:
             return data

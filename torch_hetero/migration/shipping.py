@@ -23,7 +23,7 @@ from torch_hetero.migration import session
 from torch_hetero.migration.context import outside
 from torch_hetero.migration.holder import handle_of
 from torch_hetero.migration.names import original_of
-from torch_hetero.migration.recipe import Result, Source, Step, Value
+from torch_hetero.migration.recipe import Source, Step, Value, is_leaf, leaf_data
 from torch_hetero.migration.spec import Spec, to_tensor
 from torch_hetero.migration.strategy import find
 
@@ -109,7 +109,7 @@ def cut(values: Sequence[Value]) -> dict[int, Source]:
         entry, done = pending.pop()
         if id(entry) in sizes:
             continue
-        inputs = entry.step.inputs if isinstance(entry, Result) else ()
+        inputs = () if is_leaf(entry) else entry.step.inputs
         if not done:
             pending.append((entry, True))
             pending.extend((below, False) for below in inputs)
@@ -125,8 +125,8 @@ def cut(values: Sequence[Value]) -> dict[int, Source]:
         if id(entry) in visited:
             continue
         visited.add(id(entry))
-        if isinstance(entry, Source):
-            found[id(entry)] = entry
+        if is_leaf(entry):
+            found[id(entry)] = entry if isinstance(entry, Source) else Source(entry.spec, leaf_data(entry).cpu())
             continue
         needed = sum(sizes[id(below)] for below in {id(below): below for below in entry.step.inputs}.values())
         if 2 * entry.spec.nbytes <= needed:

@@ -31,8 +31,8 @@ class Spec:
     """What is known of a value before it is computed.
 
     Attributes:
-        kind: What user code sees: "array" (numpy), "image" (PIL), "tensor" or "tv_image" (`torchvision.tv_tensors.Image`;
-            both on the CPU).
+        kind: What user code sees: "array" (numpy), "image" (PIL), or on the CPU "tensor" or "tv_image", which is
+            `torchvision.tv_tensors.Image`.
         shape: Its sizes as a tensor. An image has [height, width, bands], or [height, width] if it has one band.
         dtype: Its elements as a tensor. Images have bytes.
         mode: PIL's mode of an image, else empty.
@@ -99,8 +99,8 @@ def spec_of(data: Any) -> Spec | None:
     """Returns the spec of a numpy array, a PIL image or a CPU tensor; None for anything else.
 
     Raises:
-        TypeError: The elements have no torch dtype, the image's pixels are not bytes or have a transparent colour, or the
-            tensor is of a class of its own.
+        TypeError: The elements have no torch dtype, the image's pixels are not bytes or have a transparent colour, or
+            the tensor is of a class of its own.
     """
     if isinstance(data, torch.Tensor):
         if data.device.type != "cpu" or data.layout != torch.strided or data.requires_grad:

@@ -57,6 +57,8 @@ class TensorHandle(torch.Tensor):
         if function in METADATA and type(first) is TensorHandle and first._hetero_holder.data is None:
             with torch._C.DisableTorchFunctionSubclass():
                 return function(*positional, **keywords)
+        if function is Tensor.pin_memory and type(first) is TensorHandle and first._hetero_holder.data is None:
+            return first  # there is nothing to pin: the device computes it
         if function in MOVES and type(first) is TensorHandle:
             moved = first._hetero_move(MOVES[function], positional[1:], keywords)
             if moved is not None:

@@ -69,6 +69,7 @@ def trial(
     original = original or original_of(strategy.target)
     outcomes: list[Outcome | None] = []
     recorded: list[tuple[int, Value, Any]] = []
+    steps: list[Step] = []  # of `recorded`; a value that was computed has let go of its own
     failures: dict[int, str] = {}
     for positional, keywords in calls:
         random_state = torch.get_rng_state()
@@ -80,16 +81,16 @@ def trial(
         torch.set_rng_state(random_state)  # the original draws the numbers that `map` drew
         expected = strategy.data_results(original(*positional, **keywords))
         recorded.extend((len(outcomes), value, data) for value, data in zip(results(step), expected, strict=True))
+        steps.extend([step] * len(expected))
         outcomes.append(None)
 
     def failed(step: Step, reason: str) -> None:
         failures[id(step)] = reason
 
     evaluate([value for _, value, _ in recorded], torch.device(device), failed)
-    for index, value, data in recorded:
-        outcome = (
-            compare(strategy, value, data) if id(value.step) not in failures else Outcome(failures[id(value.step)])
-        )
+    for step, (index, value, data) in zip(steps, recorded, strict=True):
+        failure = failures.get(id(step))
+        outcome = compare(strategy, value, data) if failure is None else Outcome(failure)
         before = outcomes[index]
         outcomes[index] = outcome if before is None or outcome.wrong > before.wrong else before
     return outcomes

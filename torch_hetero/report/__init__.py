@@ -10,7 +10,7 @@ dicts meanwhile.
 """
 
 from torch_hetero.report.page import write_report
-from torch_hetero.report.program import Decision, Memory, Node, Program, Span
+from torch_hetero.report.program import Decision, Memory, Node, Program, Span, Transfer
 from torch_hetero.report.trace import write_trace
 
-__all__ = ["Decision", "Memory", "Node", "Program", "Span", "write_report", "write_trace"]
+__all__ = ["Decision", "Memory", "Node", "Program", "Span", "Transfer", "write_report", "write_trace"]

@@ -134,7 +134,8 @@ function showSummary() {
     const of = values.length && values.length < programs.length ? ` for ${values.length} of them` : '';
     return values.length ? seconds(values.reduce((total, value) => total + value, 0)) + of : 'unknown';
   };
-  byId('summary').textContent = programs.length ? `${count(programs.length, 'program')}, ${nodes} recorded operators, ` +
+  byId('summary').textContent = !programs.length && list(data.transfers).length ?
+    `No programs were kept; ${count(data.transfers.length, 'transfer')} of keys and values.` : programs.length ? `${count(programs.length, 'program')}, ${nodes} recorded operators, ` +
     `predicted time ${sum('predicted_seconds')}, measured time ${sum('measured_seconds')}.` :
     'No programs were kept. Set torch.hetero.config.keep_plans = True before the work that is to be shown.';
 }
@@ -151,6 +152,15 @@ function showLegends() {
     ['height: 0; border-top: 2px dashed var(--soft)', 'waits']]);
 }
 
+function whenTheLookChanges(redraw) {
+  const changed = () => {
+    readTheme();
+    redraw();
+  };
+  window.addEventListener('resize', changed);
+  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', changed);
+}
+
 function start() {
   readTheme();
   showSummary();
@@ -158,8 +168,10 @@ function start() {
   programs.forEach((program, index) => chooser.append(element('option', {value: index},
     `${index + 1}. ${program.name} (${count(program.nodes.length, 'node')}, ${seconds(program.predicted_seconds)} predicted)`)));
   byId('content').hidden = !programs.length;
+  const transfers = showTransfers();
   if (!programs.length) {
     byId('summary').after(element('p', {id: 'node-count'}, count(0, 'node')));
+    if (transfers) whenTheLookChanges(transfers.requestDraw);
     return;
   }
   showLegends();
@@ -173,8 +185,7 @@ function start() {
   }
   function redraw() {
     readTheme();
-    graph.requestDraw();
-    time.requestDraw();
+    for (const view of [graph, time, transfers]) if (view) view.requestDraw();
   }
   select = (id, reveal) => {
     selected = id;
@@ -189,8 +200,7 @@ function start() {
     });
   }
   chooser.addEventListener('change', () => show(Number(chooser.value)));
-  window.addEventListener('resize', redraw);
-  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', redraw);
+  whenTheLookChanges(redraw);
   // The program that takes longest is what most readers come for.
   const cost = (program) => program.measured_seconds || program.predicted_seconds || 0;
   const wanted = Number(location.hash.slice(1)) - 1;

@@ -7,28 +7,33 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from torch_hetero.report.program import Program, plain, queues_of
+from torch_hetero.report.program import Program, Transfer, plain, queues_of
 
 __all__ = ["stylesheet", "write_report"]
 
 _FOLDER = Path(__file__).parent
-_SCRIPTS = ("values.js", "layout.js", "graph.js", "timeline.js", "page.js")
+_SCRIPTS = ("values.js", "layout.js", "graph.js", "timeline.js", "transfers.js", "page.js")
 
 
-def write_report(path: str | os.PathLike[str], programs: Sequence[Program]) -> None:
+def write_report(
+    path: str | os.PathLike[str], programs: Sequence[Program], transfers: Sequence[Transfer] = ()
+) -> None:
     """Writes one html page that shows programs: graph, queues over time, memory, decisions and nodes.
+
+    Transfers of stores of keys and values follow, on their lanes over time, if there are some.
 
     The page needs no network and no other file. It holds all the data, some 300 bytes for a node and 200 for a span.
 
     Args:
         path: where to write it; a file that is there is replaced.
         programs: what to show, times in seconds and sizes in bytes; may be empty.
+        transfers: of stores, likewise.
 
     Raises:
         OSError: when the file cannot be written.
         TypeError: when a value is not plain Python (dict, list, str, int, float, bool, None); nothing is written then.
     """
-    data = {"queues": queues_of(programs), "programs": plain(programs)}
+    data = {"queues": queues_of(programs), "programs": plain(programs), "transfers": plain(list(transfers))}
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     # In a script tag the html parser looks for "<" only; JSON has it in strings only, where this is the same letter.
     text = text.replace("<", "\\u003c")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, TypedDict
 
-__all__ = ["Decision", "Memory", "Node", "Program", "Span", "plain", "queues_of"]
+__all__ = ["Decision", "Memory", "Node", "Program", "Span", "Transfer", "plain", "queues_of"]
 
 # The order of lanes, in the page and in the trace; other queues follow in the order of their first use.
 _QUEUES = (
@@ -140,6 +140,36 @@ class Program(TypedDict, total=False):
     spans: list[Span]
     memory: list[Memory]
     decisions: list[Decision]
+
+
+class Transfer(TypedDict, total=False):
+    """One transfer of blocks between two tiers of a store of keys and values. Times are seconds of one clock.
+
+    Attributes:
+        store: which store, if there are several, or None.
+        type: the tiers, such as ``H2D`` or ``DISK2H``: the lane on which it ran.
+        graph: number of the request.
+        op: number in the request.
+        position: of its first block in the request.
+        blocks: how many blocks.
+        first_layer: of the layers that it moves.
+        layers: how many layers; 0 for all.
+        bytes: bytes that are moved.
+        started: when it began.
+        ended: when it ended.
+    """
+
+    store: str | None
+    type: str
+    graph: int
+    op: int
+    position: int
+    blocks: int
+    first_layer: int
+    layers: int
+    bytes: int
+    started: float
+    ended: float
 
 
 def plain(value: Any) -> Any:

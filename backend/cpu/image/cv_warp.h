@@ -1,7 +1,7 @@
 // cv_warp_affine, cv_warp_perspective: OpenCV's warps of images, to one size.
 //
-// Bytes are equal to those of opencv-python-headless 4.14.0.94 on x86-64. A result's pixel is looked
-// up at a place in the source that is rounded to 1/32 of a pixel (kLinear) or to a pixel.
+// Bytes are equal to those of opencv-python-headless 4.14.0.94 on x86-64. A result's pixel is
+// looked up at a place in the source that is rounded to 1/32 of a pixel (kLinear) or to a pixel.
 //
 // Thread safety: any thread; calls share nothing. Each thread keeps its memory from call to call.
 

@@ -21,8 +21,8 @@ enum class PilTransformFilter : uint8_t { kNearest = 0, kBilinear = 2, kBicubic 
 // (a, b, c, d, e, f): the middle (x, y) of a result's pixel comes from (ax + by + c, dx + ey + f).
 using PilAffine = std::array<double, 6>;
 
-// Writes all of `results`; pixels from outside of an image are `fill`. REQUIRES: results.count images
-// and coefficients; images have a pixel and the channels of the results; fill has as many.
+// Writes all of `results`; pixels from outside of an image are `fill`. REQUIRES: results.count
+// images and coefficients; images have a pixel and the channels of the results; fill has as many.
 void pil_affine(std::span<const Image<const uint8_t>> images, std::span<const PilAffine> coefficients,
                 const ImageBatch<uint8_t>& results, PilTransformFilter filter, std::span<const uint8_t> fill);
 

@@ -1,5 +1,5 @@
-// RowKernels: the inner loops of cv_resize.h, pil_resize.h and cv_warp.h that are written for an instruction
-// set.
+// RowKernels: the inner loops of cv_resize.h, pil_resize.h and cv_warp.h that are written for an
+// instruction set.
 //
 // They compute whole numbers, so all sets give the same bits. The portable loops take any number of
 // channels; the others take 1 to 4 and leave the rest of a row to the portable ones.

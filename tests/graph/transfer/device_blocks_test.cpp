@@ -4,6 +4,7 @@
 #include "graph/transfer/device_blocks.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <map>
 
@@ -158,6 +159,64 @@ TEST_CASE("a device's blocks are stored after what computes them, and come back 
     device.copy(found, false);
     for (int64_t i = 0; i < 10; ++i) CHECK(found.is_right(i, until(i)));
   }
+}
+
+TEST_CASE("a request is delivered while a put that came before it still waits for its data", "[kvstore]") {
+  const KvSpec spec = small_spec();
+  OnDevice device(spec, 20, {});
+  const auto store = open(spec, 40);
+  const std::vector<int32_t> known = prompt(40), computed(40, 7);
+  REQUIRE(store->put(known, device.view, numbers(10)).value()->wait() == 40);
+  std::atomic<bool> go_on{false};
+  backend::Queue& compute = device.device->queue(backend::QueueKind::kCompute);
+  const auto event = device.device->create_event();
+  const backend::Task held{.run = [](void* go) { static_cast<std::atomic<bool>*>(go)->wait(false); },
+                           .context = &go_on};
+  REQUIRE(compute.launch(held).ok());
+  REQUIRE(compute.record(*event).ok());
+  const auto put = store->put(computed, device.view, numbers(10, 10), event.get());
+  REQUIRE(put.ok());
+  const BlockMatch match = store->match(known);
+  const auto get = store->get(match, device.view, numbers(10), {.layer_granularity = 1});
+  CHECK(get.value()->wait() == 40);
+  CHECK(!put.value()->is_done());
+  go_on = true;
+  go_on.notify_all();
+  CHECK(put.value()->wait() == 40);
+}
+
+TEST_CASE("jobs of requests begin before those of puts that came earlier", "[kvstore]") {
+  const auto held = std::make_shared<std::atomic<bool>>(true);
+  std::vector<int> order;
+  {
+    JobThreads<int> threads(1, [&](int& job) {
+      if (job == 0) held->wait(true);
+      order.push_back(job);
+    });
+    threads.submit(0, TransferPriority::kPut);
+    threads.submit(1, TransferPriority::kPut);
+    threads.submit(2, TransferPriority::kScrub);
+    threads.submit(3, TransferPriority::kPut);
+    threads.submit(4, TransferPriority::kPrefetch);
+    threads.submit(5, TransferPriority::kGet);
+    threads.submit(6, TransferPriority::kGet);
+    *held = false;
+    held->notify_all();
+  }
+  // The thread may have taken none yet when all were there.
+  std::erase(order, 0);
+  CHECK(order == std::vector<int>{5, 6, 4, 1, 3, 2});
+  // The store says which are which.
+  const KvSpec spec = small_spec();
+  const auto store = open(spec, 20);
+  Memory memory(spec, 10);
+  const auto put = store->put(prompt(40), memory.view, numbers(10)).value();
+  put->wait();
+  for (const TransferOp& op : put->graph().ops()) CHECK(op.priority == TransferPriority::kPut);
+  const BlockMatch match = store->match(prompt(40));
+  const auto get = store->get(match, memory.view, numbers(10)).value();
+  get->wait();
+  for (const TransferOp& op : get->graph().ops()) CHECK(op.priority == TransferPriority::kGet);
 }
 
 // Seconds of virtual time until the first layer's kernel begins, and until the last one has ended.

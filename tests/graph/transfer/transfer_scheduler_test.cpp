@@ -218,6 +218,8 @@ TEST_CASE("a type without a lane fails, an empty graph is done, and long chains 
 
 namespace {
 
+constexpr int32_t kLayers = 4;
+
 // All transfers in the order of submission, with what they touch; every question is answered by
 // looking at all of them.
 struct Model {
@@ -273,16 +275,20 @@ struct Model {
     over.push_back(std::move(ended));
     for (const TransferOp& op : graph.ops()) entries.push_back({op, number});
   }
-  // The last writers of what `i` reads, in other graphs. Those of graphs that had ended do not
-  // count: what they wrote is there or was given up.
+  // The last writers of what `i` reads, in other graphs, for each layer. Those of graphs that had
+  // ended do not count: what they wrote is there or was given up.
   std::set<size_t> sources(size_t i) const {
     std::set<size_t> found;
     for (const auto& place : places(entries[i].op, false)) {
-      for (size_t j = i; j-- > 0;) {
-        if (!share_layers(entries[j].op, entries[i].op) || !places(entries[j].op, true).contains(place)) continue;
-        const size_t other = entries[j].graph, own = entries[i].graph;
-        if (other != own && !over[own].contains(other)) found.insert(j);
-        break;
+      for (int32_t layer = 0; layer < kLayers; ++layer) {
+        const TransferOp one{.layer_id = layer, .layer_granularity = 1};
+        if (!share_layers(one, entries[i].op)) continue;
+        for (size_t j = i; j-- > 0;) {
+          if (!share_layers(one, entries[j].op) || !places(entries[j].op, true).contains(place)) continue;
+          const size_t other = entries[j].graph, own = entries[i].graph;
+          if (other != own && !over[own].contains(other)) found.insert(j);
+          break;
+        }
       }
     }
     return found;
@@ -309,25 +315,48 @@ struct Model {
   }
 };
 
-TransferOpGraph random_graph(std::mt19937& random, bool by_layers) {
+// How the transfers of random graphs divide layers: not at all, in halves, or in any way; then some
+// follow each other through the layers of the same blocks, as in a layered request.
+enum class Division { kNone, kHalves, kAny };
+
+TransferOpGraph random_graph(std::mt19937& random, Division division) {
   constexpr TransferType kTypes[] = {TransferType::kH2D, TransferType::kD2H, TransferType::kDisk2H,
                                      TransferType::kH2Disk};
   TransferOpGraph graph;
   const auto draw = [&](uint32_t below) { return static_cast<int64_t>(random() % below); };
-  const int64_t count = 1 + draw(5);
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t blocks = 1 + draw(3);
-    TransferOp op = op_of(kTypes[draw(4)], {{draw(6), blocks}}, {{draw(6), blocks}});
-    if (by_layers) {
-      op.layer_id = static_cast<int32_t>(2 * draw(2));
-      op.layer_granularity = 2;
-    }
+  const auto add = [&](TransferOp op) {
     const uint32_t number = graph.add_op(std::move(op));
     for (uint32_t before = 0; before < number; ++before) {
       if (Model::conflict(graph.ops()[before], graph.ops()[number]) || random() % 5 == 0) {
         graph.add_dependency(before, number);
       }
     }
+  };
+  const auto random_op = [&] {
+    const int64_t blocks = 1 + draw(3);
+    return op_of(kTypes[draw(4)], {{draw(6), blocks}}, {{draw(6), blocks}});
+  };
+  const int64_t count = 1 + draw(5);
+  for (int64_t i = 0; i < count; ++i) {
+    TransferOp op = random_op();
+    if (division == Division::kHalves) {
+      op.layer_id = static_cast<int32_t>(2 * draw(2));
+      op.layer_granularity = 2;
+    } else if (division == Division::kAny && draw(3) > 0) {
+      op.layer_id = static_cast<int32_t>(draw(kLayers));
+      op.layer_granularity = 1 + static_cast<int32_t>(draw(static_cast<uint32_t>(kLayers - op.layer_id)));
+    } else if (division == Division::kAny && draw(2) > 0) {
+      TransferOp other = random_op();
+      for (int32_t layer = 0; layer < kLayers; ++layer) {
+        for (TransferOp* const next : {&op, &other}) {
+          next->layer_id = layer;
+          next->layer_granularity = 1;
+          add(*next);
+        }
+      }
+      continue;
+    }
+    add(std::move(op));
   }
   return graph;
 }
@@ -335,7 +364,7 @@ TransferOpGraph random_graph(std::mt19937& random, bool by_layers) {
 }  // namespace
 
 TEST_CASE("random graphs start exactly what a plain model starts, whatever ends, fails or is submitted") {
-  for (uint32_t seed = 0; seed < 300; ++seed) {
+  for (uint32_t seed = 0; seed < 450; ++seed) {
     std::mt19937 random(seed);
     Lanes lanes({.most_operations = 1 << 20});
     Model model;
@@ -356,7 +385,7 @@ TEST_CASE("random graphs start exactly what a plain model starts, whatever ends,
       }
       if (left > 0 && (choices.empty() || random() % 3 == 0)) {
         --left;
-        TransferOpGraph graph = random_graph(random, seed % 2 == 1);
+        TransferOpGraph graph = random_graph(random, static_cast<Division>(seed % 3));
         REQUIRE(graph.verify().ok());
         model.add(graph);
         runs.push_back(lanes.scheduler.submit(std::move(graph)));
@@ -425,6 +454,43 @@ class ThreadLane final : public TransferLane {
 
 }  // namespace
 
+TEST_CASE("a layered graph of 1,024 blocks is noted once for each block, and joined layer by layer") {
+  constexpr int64_t kBlocks = 1024;
+  constexpr int32_t kManyLayers = 100;
+  const auto layered = [](TransferType type, int64_t to) {
+    TransferOpGraph graph(destination_tier(type));
+    for (int32_t layer = 0; layer < kManyLayers; ++layer) {
+      TransferOp op{.type = type, .layer_id = layer, .layer_granularity = 1};
+      for (int64_t i = 0; i < kBlocks; ++i) {
+        append_block(op.source, i * 37 % kBlocks);
+        append_block(op.destination, to + i * 37 % kBlocks);
+      }
+      graph.add_op(std::move(op));
+    }
+    return graph;
+  };
+  Lanes lanes({.most_operations = 1 << 20});
+  const auto read = lanes.scheduler.submit(layered(TransferType::kDisk2H, 0));
+  const auto first = lanes.scheduler.submit(layered(TransferType::kH2D, 0));
+  const auto second = lanes.scheduler.submit(layered(TransferType::kH2D, kBlocks));
+  CHECK(lanes.scheduler.counters().joined == 2 * kManyLayers);  // one wait for a layer, not one for a block
+  CHECK(lanes.scheduler.blocks_in_use() == 4 * kBlocks);
+  REQUIRE(lanes.h2d.started.empty());
+  lanes.disk2h.end(40);
+  REQUIRE(lanes.h2d.started.size() == 2);
+  CHECK(lanes.h2d.started[0].op->layer_id == 40);
+  CHECK(lanes.h2d.started[1].op->layer_id == 40);
+  lanes.disk2h.end(0, failure());
+  while (!lanes.disk2h.started.empty()) lanes.disk2h.end(0);
+  while (!lanes.h2d.started.empty()) lanes.h2d.end(0);
+  for (const auto& run : {first, second}) {
+    CHECK(run->wait().error_class() == ErrorClass::kCancelled);
+    CHECK(std::ranges::count_if(run->graph().ops(),
+                                [](const TransferOp& op) { return op.state == TransferState::kCancelled; }) == 1);
+  }
+  CHECK(lanes.scheduler.blocks_in_use() == 0);
+}
+
 TEST_CASE("graphs from many threads end on many threads, some cancelled, and nothing is left") {
   ThreadLane h2d, d2h, disk2h, h2disk;
   TransferScheduler scheduler;
@@ -438,7 +504,7 @@ TEST_CASE("graphs from many threads end on many threads, some cancelled, and not
     threads.emplace_back([&, t] {
       std::mt19937 random(t);
       for (int i = 0; i < 200; ++i) {
-        const auto run = scheduler.submit(random_graph(random, false));
+        const auto run = scheduler.submit(random_graph(random, Division::kAny));
         if (random() % 4 == 0) scheduler.cancel(*run);
         if (random() % 2 == 0) (void)run->wait();
         (void)run->wait_completely();

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import re
@@ -327,6 +328,54 @@ def test_transfers_are_drawn_by_type(tokens: torch.Tensor, tmp_path: Path) -> No
     assert {event["args"]["name"] for event in events if event["ph"] == "M"} == {"D2H", "H2DISK", "H2D"}
     assert sum(event["args"]["blocks"] for event in events if event["ph"] == "X") == 30
     assert all(event["dur"] >= 0 for event in events if event["ph"] == "X")
+
+
+def test_a_report_shows_the_transfers_of_all_open_stores(tokens: torch.Tensor, tmp_path: Path) -> None:
+    store = kv.Store(spec(), cpu="8MiB", ssd=tmp_path / "kv")
+    put = store.put(tokens, *caches(10))
+    put.wait_completely()
+    request = store.get(store.match(tokens), *caches(10), layer_granularity=1)
+    request.wait()
+    store.wait_idle()
+    rows = store.timeline()
+    assert rows == put.timeline() + request.timeline()
+    store.report(tmp_path / "store.html")
+    assert rows == transfers_of(tmp_path / "store.html")
+    kv.save_trace([store], tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert sum(event["ph"] == "X" for event in events) == len(rows)
+    # The page of programs has them, of each store, and goes without programs.
+    other = kv.Store(spec(model="other"), cpu="8MiB")
+    other.put(tokens, *caches(10)).wait_completely()
+    other.wait_idle()
+    torch.hetero._C.clear_program_log()
+    torch.hetero.report(tmp_path / "all.html")
+    shown = transfers_of(tmp_path / "all.html")
+    assert len(shown) == len(rows) + len(other.timeline())
+    assert {str(row["store"])[:-4] for row in shown} == {"test", "other"}
+    del store, other, put, request
+    gc.collect()
+    with pytest.raises(RuntimeError, match="no programs were kept"):
+        torch.hetero.report(tmp_path / "none.html")
+
+
+def transfers_of(page: Path) -> list[dict[str, object]]:
+    data = re.search(r'<script type="application/json" id="data">(.*)</script>', page.read_text())
+    assert data is not None
+    return json.loads(data[1])["transfers"]
+
+
+def test_the_timeline_of_a_store_is_bounded(tokens: torch.Tensor) -> None:
+    store = kv.Store(spec(), cpu="8MiB")
+    target = caches(10)
+    store.put(tokens, *target).wait()
+    with store.match(tokens) as match:
+        for _ in range(2800):  # 3 transfers each
+            store.get(match, *target, layer_granularity=1).wait()
+    store.wait_idle()
+    rows = store.timeline()
+    assert len(rows) == 8192
+    assert rows[-1]["graph"] - rows[0]["graph"] == 8192 // 3
 
 
 def test_counters_are_told_to_people_and_to_prometheus(tokens: torch.Tensor) -> None:

@@ -160,6 +160,15 @@ def test_numbers_that_are_not_finite_stay_what_they_are() -> None:
         assert all(outcome.accepted and outcome.reason is None for outcome in outcomes), name
 
 
+def test_sums_of_bytes_are_exact() -> None:
+    """A plan that asks for the original's bits may use them."""
+    for target, exact in [("numpy.mean", True), ("numpy.std", False), ("numpy.power", True), ("numpy.max", True)]:
+        step = step_of(find(target), (IMAGE, 2), {})
+        assert step.strategy.tolerance_of(step.static, step.outputs).exact == exact
+    means = trial(find("numpy.mean"), [((IMAGE, axis), {}) for axis in (0, 1, 2, (0, 1))])
+    assert all(outcome.largest == 0 for outcome in means)
+
+
 @pytest.mark.parametrize(
     ("target", "positional", "keywords", "reason"),
     [
@@ -184,6 +193,8 @@ def test_numbers_that_are_not_finite_stay_what_they_are() -> None:
          "the exponent is an array of integers, which may be negative"),
         ("numpy.ndarray.astype", (IMAGE, np.uint16), {}, "arrays of uint16 stay on the CPU"),
         ("numpy.ndarray.astype", (FLOATS, np.uint8), {"casting": "safe"}, "numpy casts to uint8 by no 'safe' rule"),
+        ("numpy.ndarray.astype", (IMAGE, np.uint8), {"copy": False}, "the array itself is returned"),
+        ("numpy.array", (IMAGE,), {"copy": None}, "copy= is given"),
         ("numpy.ndarray.transpose", (IMAGE, 0, 0, 1), {}, "numpy raises ValueError: repeated axis in transpose"),
         ("numpy.ndarray.swapaxes", (IMAGE, 0, 9), {},
          "numpy raises AxisError: axis2: axis 9 is out of bounds for array of dimension 3"),

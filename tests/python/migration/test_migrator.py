@@ -171,6 +171,25 @@ def test_two_results_of_the_same_step_are_computed_once(library: types.ModuleTyp
         assert np.array_equal(low + high, image) and Halves.ran == 1
 
 
+def test_a_result_that_was_computed_holds_on_to_no_source() -> None:
+    """A program that keeps its batches does not keep the photographs that they were made of."""
+    import gc
+
+    from torch_hetero.migration.recipe import Source
+
+    def sources() -> int:
+        gc.collect()
+        return sum(type(found) is Source for found in gc.get_objects())
+
+    before = sources()
+    with PipelineMigrator({"cv2.flip": "hetero"}):
+        kept = [cv2.flip(cv2.flip(noise(8, 6, 3, seed=seed), 1), 0) for seed in range(4)]
+        assert all(np.array_equal(entry, noise(8, 6, 3, seed=seed)[::-1, ::-1]) for seed, entry in enumerate(kept))
+        assert sources() == before
+        again = [cv2.flip(entry, 0) for entry in kept]
+        assert all(np.array_equal(entry, noise(8, 6, 3, seed=seed)[:, ::-1]) for seed, entry in enumerate(again))
+
+
 # Fallbacks.
 
 

@@ -9,12 +9,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from strategy_checks import CALLS, DEVICES, check_batches, check_examples, check_one_batch, reason_of, strategies_of
+from strategy_checks import (
+    CALLS,
+    DEVICES,
+    check_batches,
+    check_examples,
+    check_one_batch,
+    reason_of,
+    step_of,
+    strategies_of,
+)
 
+from torch_hetero.migration.evaluate import evaluate
 from torch_hetero.migration.names import original_of
-from torch_hetero.migration.spec import BANDS, spec_of
+from torch_hetero.migration.record import results
+from torch_hetero.migration.spec import BANDS, from_tensor, spec_of
 from torch_hetero.migration.strategies import pillow_filters, pillow_pixels, pillow_sampling
-from torch_hetero.migration.strategy import Strategy
+from torch_hetero.migration.strategy import Strategy, find
 from torch_hetero.migration.trial import source_of
 
 Image = pytest.importorskip("PIL.Image")
@@ -37,6 +48,12 @@ WIDE = noise(11, 7)
 def test_random_calls_have_pillows_bytes(strategy: Strategy, device: str) -> None:
     assert strategy.tolerance.exact
     check_examples(strategy, device, CALLS if device == "cpu" else max(CALLS // 8, 4))
+
+
+@pytest.mark.parametrize("name", ["Image.Image.resize", "Image.Image.rotate", "Image.Image.transform", "ImageOps.fit"])
+def test_formulas_of_devices_without_kernels_have_pillows_bytes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pillow_sampling, "has_kernels", lambda images: False)
+    check_examples(find(f"PIL.{name}"), "cpu", CALLS)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -122,7 +139,7 @@ REASONS = [
     ("ImageOps.equalize", (RGB, GREY), {}, "mask= is given"),
     ("ImageOps.autocontrast", (RGB,), {"ignore": 3}, "ignore= is given"),
     ("ImageOps.autocontrast", (RGB, 200), {}, "cutoffs are percentages"),
-    ("ImageOps.colorize", (GREY, "black", "white"), {"blackpoint": 9, "whitepoint": 3}, "points not in order"),
+    ("ImageOps.colorize", (GREY, "black", "white"), {"blackpoint": 9, "whitepoint": 3}, "the points are not in order"),
     (
         "ImageOps.colorize", (GREY, "blakc", "white"), {},
         "the colour is not understood: unknown color specifier: 'blakc'",
@@ -158,8 +175,6 @@ def test_images_with_a_transparent_colour_stay_on_the_cpu() -> None:
 
 @pytest.mark.parametrize("mode", BANDS)
 def test_images_become_tensors_and_back(mode: str) -> None:
-    from torch_hetero.migration.spec import from_tensor
-
     image = noise(5, 3, mode)
     source = source_of(image)
     assert source.spec == spec_of(image)
@@ -182,23 +197,18 @@ def test_colours_are_converted_as_pillow_does(source: str, target: str) -> None:
         np.testing.assert_array_equal(got, expected[part : part + 4096])
 
 
+@pytest.mark.parametrize("kernels", [True, False])
 @pytest.mark.parametrize("scale", [0.05, 0.4, 0.9, 1.3, 4.0])
 @pytest.mark.parametrize("kind", list(pillow_sampling.FILTERS))
-def test_large_images_are_resized_with_pillows_bytes(kind: int, scale: float) -> None:
-    strategy = original_of("PIL.Image.Image.resize")
+def test_large_images_are_resized_with_pillows_bytes(
+    kind: int, scale: float, kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     image = noise(211, 173)
     size = (int(211 * scale), int(173 * scale * 0.8) + 1)
-    expected = np.array(strategy(image, size, kind))
-    from strategy_checks import step_of
-
-    from torch_hetero.migration.evaluate import evaluate
-    from torch_hetero.migration.record import results
-    from torch_hetero.migration.strategy import find
-
-    step = step_of(find("PIL.Image.Image.resize"), (image, size, kind), {})
-    (value,) = results(step)
+    monkeypatch.setattr(pillow_sampling, "has_kernels", lambda images: kernels)
+    (value,) = results(step_of(find("PIL.Image.Image.resize"), (image, size, kind), {}))
     evaluate([value], torch.device("cpu"))
-    np.testing.assert_array_equal(value.row[0][0].numpy(), expected)
+    np.testing.assert_array_equal(value.row[0][0].numpy(), np.array(image.resize(size, kind)))
 
 
 @pytest.mark.parametrize("count", [9, 25])

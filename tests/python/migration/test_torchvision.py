@@ -15,6 +15,7 @@ from strategy_checks import CALLS, DEVICES, check_batches, check_examples, check
 from torch_hetero.migration import PipelineMigrator
 from torch_hetero.migration.names import original_of
 from torch_hetero.migration.spec import from_tensor, spec_of, to_tensor
+from torch_hetero.migration.strategies import pillow_sampling
 from torch_hetero.migration.strategy import Strategy, find
 
 Image = pytest.importorskip("PIL.Image")
@@ -47,6 +48,14 @@ def test_random_calls_are_within_the_stated_tolerance(strategy: Strategy, device
     check_examples(strategy, device, CALLS if device == "cpu" else max(CALLS // 8, 4))
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_formulas_of_devices_without_kernels_resize_parts_with_the_same_bytes(
+    version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pillow_sampling, "has_kernels", lambda images: False)
+    check_examples(find(f"{FUNCTIONAL[version]}.resized_crop"), "cpu", CALLS)
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_calls_share_batches(strategy: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
     check_batches(strategy, monkeypatch)
@@ -77,7 +86,7 @@ def test_pil_images_have_pillows_bits_whatever_tensors_have(name: str, version: 
 
 EACH_ITS_OWN: dict[str, Callable[[Any, int], tuple[tuple[Any, ...], dict[str, Any]]]] = {
     "crop": lambda data, n: ((data, n, 2 * n, 7, 5), {}),
-    "resized_crop": lambda data, n: ((data, n, 2 * n, 22 - n, 22 - n, (8, 6)), {}),
+    "resized_crop": lambda data, n: ((data, n, 2 * n, 22 - n, 20 + n, (8, 6)), {}),
     "adjust_brightness": lambda data, n: ((data, 0.3 * n), {}),
     "adjust_contrast": lambda data, n: ((data, 0.3 * n), {}),
     "adjust_saturation": lambda data, n: ((data, 0.3 * n), {}),
@@ -87,7 +96,7 @@ EACH_ITS_OWN: dict[str, Callable[[Any, int], tuple[tuple[Any, ...], dict[str, An
     "posterize": lambda data, n: ((data, n + 1), {}),
     "solarize": lambda data, n: ((data, 50 * n), {}),
     "gaussian_blur": lambda data, n: ((data, 5, 0.3 + n), {}),
-    "affine": lambda data, n: ((data, 7.0 * n + 1, [n, 0], 1.0 + 0.1 * n, 2.0 * n), {"fill": n}),
+    "affine": lambda data, n: ((data, 7.0 * n + 1, [n, 0], 1.0 + 0.1 * n, 2.0 * n), {"fill": n + 1}),
     "rotate": lambda data, n: ((data, 7.0 * n + 1), {"interpolation": v1.InterpolationMode.BILINEAR}),
     "perspective": lambda data, n: (
         (data, [[0, 0], [29, 0], [29, 29], [0, 29]], [[n, 0], [29, n], [29 - n, 29], [0, 29]]), {},
@@ -199,7 +208,9 @@ def test_images_of_tv_tensors_become_tensors_and_back() -> None:
 
 
 NAMES_1 = "resized_crop hflip adjust_brightness adjust_contrast adjust_saturation adjust_hue rotate to_tensor normalize"
-NAMES_2 = "resized_crop horizontal_flip adjust_brightness adjust_contrast adjust_saturation adjust_hue to_dtype normalize"
+NAMES_2 = (
+    "resized_crop horizontal_flip adjust_brightness adjust_contrast adjust_saturation adjust_hue to_dtype normalize"
+)
 
 
 def chain(module: Any, first: list[Any]) -> Any:
@@ -232,7 +243,9 @@ def test_transforms_draw_the_same_numbers_and_return_the_same_bits(name: str) ->
     expected = [np.asarray(transform(data)) for _ in range(4)]
     state = torch.get_rng_state()
     torch.manual_seed(5)
-    migrator = PipelineMigrator({f"{FUNCTIONAL[version]}.{function}": "hetero" for function in names.split()}).activate()
+    migrator = PipelineMigrator(
+        {f"{FUNCTIONAL[version]}.{function}": "hetero" for function in names.split()}
+    ).activate()
     try:
         results = [transform(data) for _ in range(4)]
         assert torch.equal(torch.get_rng_state(), state)

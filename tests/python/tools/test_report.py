@@ -168,27 +168,36 @@ for (const level of ['error', 'warn', 'log']) console[level] = (...words) => tro
 DRIVER = """<script>
 const pause = () => new Promise((done) => setTimeout(done, 40));
 const seen = [];
+async function useCanvas(id) {
+  const canvas = document.getElementById(id), place = canvas.getBoundingClientRect();
+  for (let step = 0; step < 60; ++step) {
+    const at = {clientX: place.left + (step * 37) % Math.max(1, place.width),
+                clientY: place.top + (step * 23) % Math.max(1, place.height), bubbles: true};
+    canvas.dispatchEvent(new PointerEvent('pointermove', at));
+    if (!document.getElementById('tip').hidden) seen.push('tip ' + id);
+    if (step % 9 === 0) canvas.dispatchEvent(new WheelEvent('wheel', {...at, deltaY: step % 2 ? 300 : -300}));
+    if (step % 7 === 0) canvas.dispatchEvent(new PointerEvent('pointerdown', at));
+    if (step % 7 === 2) window.dispatchEvent(new PointerEvent('pointerup', at));
+    if (step % 20 === 0) await pause();
+  }
+  for (const key of ['+', '-', 'ArrowLeft', 'ArrowDown', '0']) {
+    canvas.dispatchEvent(new KeyboardEvent('keydown', {key}));
+  }
+}
 async function usePage() {
+  const lanes = document.getElementById('transfer-lanes');
+  if (lanes.dataset.transfers) {
+    await useCanvas('transfer-lanes');
+    document.getElementById('transfer-fit').click();
+    await pause();
+    const rows = [...document.querySelectorAll('#transfer-figures tbody tr')];
+    seen.push(...rows.map((row) => [...row.cells].map((cell) => cell.textContent).join(' | ')));
+  }
   const chooser = document.getElementById('programs');
   for (const option of [...chooser.options]) {
     chooser.value = option.value;
     chooser.dispatchEvent(new Event('change'));
-    for (const id of ['graph', 'time', 'memory']) {
-      const canvas = document.getElementById(id), place = canvas.getBoundingClientRect();
-      for (let step = 0; step < 60; ++step) {
-        const at = {clientX: place.left + (step * 37) % Math.max(1, place.width),
-                    clientY: place.top + (step * 23) % Math.max(1, place.height), bubbles: true};
-        canvas.dispatchEvent(new PointerEvent('pointermove', at));
-        if (!document.getElementById('tip').hidden) seen.push('tip ' + id);
-        if (step % 9 === 0) canvas.dispatchEvent(new WheelEvent('wheel', {...at, deltaY: step % 2 ? 300 : -300}));
-        if (step % 7 === 0) canvas.dispatchEvent(new PointerEvent('pointerdown', at));
-        if (step % 7 === 2) window.dispatchEvent(new PointerEvent('pointerup', at));
-        if (step % 20 === 0) await pause();
-      }
-      for (const key of ['+', '-', 'ArrowLeft', 'ArrowDown', '0']) {
-        canvas.dispatchEvent(new KeyboardEvent('keydown', {key}));
-      }
-    }
+    for (const id of ['graph', 'time', 'memory']) await useCanvas(id);
     for (const id of ['graph-fit', 'time-fit', 'stretch']) document.getElementById(id).click();
     for (let column = 0; column < 12; ++column) {
       const heads = document.querySelectorAll('#nodes th button');
@@ -259,10 +268,12 @@ def render(path: Path, *options: str) -> tuple[Dom, str]:
     return Dom(done.stdout), "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
 
 
-def check_use(tmp_path: Path, programs: list[dict[str, Any]]) -> tuple[Dom, list[str]]:
+def check_use(
+    tmp_path: Path, programs: list[dict[str, Any]], transfers: list[dict[str, Any]] | None = None
+) -> tuple[Dom, list[str]]:
     """Uses the page as a reader would; fails on any error; returns the page and what the driver saw."""
     path = tmp_path / "report.html"
-    report.write_report(path, programs)
+    report.write_report(path, programs, transfers or [])
     page = path.read_text(encoding="utf-8")
     used = page.replace("<meta charset", PROBE + "<meta charset", 1).replace("</body>", DRIVER + "</body>")
     path.with_name("used.html").write_text(used, encoding="utf-8")
@@ -290,6 +301,41 @@ def shaped(nodes: list[tuple[list[int], int | None]]) -> dict[str, Any]:
     """A program of nodes that are given by their inputs and their group."""
     return {**BARE, "nodes": [{"id": number, "op": "aten::add", "device": "cpu", "inputs": inputs, "group": group}
                               for number, (inputs, group) in enumerate(nodes)]}
+
+
+def transfer(kind: str, started: float, ended: float, **fields: Any) -> dict[str, Any]:
+    """A row of a store's timeline."""
+    return {"graph": 1, "op": 0, "type": kind, "position": 0, "blocks": 4, "first_layer": 0, "layers": 0,
+            "bytes": 1 << 20, "started": started, "ended": ended} | fields
+
+
+def test_transfers_of_a_store_are_shown_by_lane_with_and_without_programs(tmp_path: Path) -> None:
+    reads = [transfer("DISK2H", 100 + 0.01 * number, 100.02 + 0.01 * number, op=number) for number in range(8)]
+    uploads = [transfer("H2D", 100.02 + 0.01 * number, 100.021 + 0.01 * number, layers=1, first_layer=number)
+               for number in range(8)]
+    for programs in ([], [transformer(2)]):
+        dom, seen = check_use(tmp_path, programs, reads + uploads)
+        assert "tip transfer-lanes" in seen
+        rows = [line for line in seen if " | " in line]
+        assert rows == ["DISK2H | disk to host | 8 | 8 MiB | 90 ms | 88.9 MiB",
+                        "H2D | host to device | 8 | 8 MiB | 8 ms | 1000 MiB"]
+        assert dom.text["node-count"] == ("40 nodes" if programs else "0 nodes")
+
+
+def test_a_page_without_transfers_has_no_room_for_them(tmp_path: Path) -> None:
+    report.write_report(tmp_path / "report.html", [transformer(2)])
+    dom, console = render(tmp_path / "report.html")
+    assert console == ""
+    assert "transfer-figures" not in dom.text
+
+
+def test_odd_transfers_are_shown_as_what_they_are(tmp_path: Path) -> None:
+    odd = [transfer(HOSTILE, 5, 5, store=HOSTILE), {}, transfer("H2D", 1, None), transfer("D2H", 7, 6, bytes=None),
+           *[transfer("H2DISK", 5, 5 + 1e-9 * number) for number in range(400)]]
+    _, seen = check_use(tmp_path, [], odd)
+    rows = [line.split(" | ") for line in seen if " | " in line]
+    assert sorted(row[2] for row in rows) == ["1", "1", "400"]
+    assert [row[0] for row in rows if HOSTILE in row[0]] == [f"{HOSTILE}: {HOSTILE}"]
 
 
 def test_graphs_of_any_shape_are_drawn_without_overlap(tmp_path: Path) -> None:

@@ -84,6 +84,9 @@ class Array(Conversion):
     target = "numpy.array"
     parameters = 'a, dtype=None, *, copy=True, order="K", subok=False, ndmin=0, like=None'
 
+    def refuses(self, call: Call) -> str | None:
+        return super().refuses(call) or (None if call["copy"] is True else "copy= is given")
+
 
 @register
 class AsContiguousArray(Conversion):

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from torch_hetero.migration.spec import Spec
 from torch_hetero.migration.strategies.opencv import (
     Arguments,
     OpenCV,

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from torch_hetero.migration.spec import Spec
 from torch_hetero.migration.strategies.opencv import (
     BYTES_AND_FLOATS,
     DEPTHS,
@@ -580,7 +579,9 @@ def is_middle(anchor: int, size: int) -> bool:
 
 def has_8_bits(kernel: np.ndarray) -> bool:
     """Whether a kernel is symmetric and not negative, and its elements are whole when multiplied by 256."""
-    return bool((kernel == kernel[::-1]).all() and (kernel >= 0).all() and (kernel * 256 == np.rint(kernel * 256)).all())
+    return bool(
+        (kernel == kernel[::-1]).all() and (kernel >= 0).all() and (kernel * 256 == np.rint(kernel * 256)).all()
+    )
 
 
 class Derivative(Filter):

@@ -70,16 +70,18 @@ def blur_rows(rows: torch.Tensor, whole: int, weight: torch.Tensor, end: torch.T
     """Blurs [batch, n, m] along n with boxes of 2 x `whole` + 1 pixels and parts of two more."""
     length = rows.shape[1]
     places = torch.arange(-whole - 1, length + whole + 1, device=rows.device).clamp(0, length - 1)
-    padded = rows.index_select(1, places).to(torch.int64)
+    padded = rows.index_select(1, places).to(torch.int32)
     if whole <= 4:
         total = padded[:, 1 : 1 + length]
         for shift in range(1, 2 * whole + 1):
             total = total + padded[:, 1 + shift : 1 + shift + length]
     else:
-        sums = padded.cumsum(1)
+        sums = padded.cumsum(1, dtype=torch.int32)
         total = sums[:, 2 * whole + 1 : 2 * whole + 1 + length] - sums[:, :length]
     ends = padded[:, :length] + padded[:, 2 * whole + 2 :]
-    return ((total * per_sample(weight, rows) + ends * per_sample(end, rows) + (1 << 23)) >> 24).to(torch.uint8)
+    # libImaging's numbers are unsigned: the product may wrap around, and its highest byte is the result.
+    weight, end = (per_sample(part.to(torch.int32), rows) for part in (weight, end))
+    return ((total * weight + ends * end + (1 << 23)) >> 24).to(torch.uint8)
 
 
 def box_blur(

@@ -181,7 +181,7 @@ class Colorize(Pillow):
         return (
             None
             if 0 <= low <= high <= 255 and (call["mid"] is None or low <= middle <= high)
-            else "points not in order"
+            else "the points are not in order"
         )
 
     def map(self, call: Call) -> Mapped:

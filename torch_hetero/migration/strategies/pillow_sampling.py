@@ -18,9 +18,9 @@ import torch
 from torch_hetero.migration.strategies.pillow_pixels import clip
 
 __all__ = [
-    "FILTERS", "NEAREST", "Span", "along_axes", "crop", "has_kernels", "nearest_places", "pick", "positions", "reduce",
-    "resample", "resample_parts", "sample_bicubic", "sample_bilinear", "sample_fixed", "sample_nearest", "spans_of", "taps",
-    "vertical_first", "weighted_rows", "weights",
+    "FILTERS", "NEAREST", "Axis", "Span", "along_axes", "crop", "has_kernels", "nearest_places", "pick", "positions",
+    "reduce", "resample", "resample_parts", "sample_bicubic", "sample_bilinear", "sample_fixed", "sample_nearest",
+    "spans_of", "taps", "vertical_first", "weighted_rows", "weights",
 ]  # fmt: skip
 
 NEAREST = 0

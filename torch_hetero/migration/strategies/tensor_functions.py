@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,8 @@ SHAPE_METHODS = "view contiguous clone __getitem__ expand expand_as repeat t unf
 # Sums, whose order may be another one.
 REDUCTIONS = "mean sum std var amax amin norm".split()
 
+# Of a float tensor and a number: the same bits if the number is an element of a tensor.
+SCALES = "add sub mul div true_divide __rsub__ __rdiv__ __rtruediv__ rsub".split()
 BOOLEANS = ("__and__", "__or__", "__xor__", "__invert__")
 # Their last bit depends on whether an element is computed in a full vector.
 TRANSCENDENTAL = "exp log log1p log2 log10 sin cos tanh sigmoid pow rsqrt __rpow__".split()
@@ -64,11 +67,24 @@ class Function(Strategy):
         return None
 
     def map(self, call: Call) -> Mapped:
-        static = (frozen(call["args"]), frozen(tuple(sorted(call["kwargs"].items()))))
-        return Mapped(result_of(self.target, static), static)
+        positional, numbers = call["args"], ()
+        if self.target.rpartition(".")[2] in SCALES:
+            first = next((entry for entry in positional if isinstance(entry, Spec)), None)
+            if first is not None and first.dtype in (torch.float32, torch.float64):
+                # Random factors differ from sample to sample.
+                numbers = tuple(float(entry) for entry in positional if type(entry) in (int, float))
+                positional = tuple(
+                    Number(first.dtype) if type(entry) in (int, float) else entry for entry in positional
+                )
+        static = (frozen(positional), frozen(tuple(sorted(call["kwargs"].items()))))
+        return Mapped(result_of(self.target, static), static, numbers)
 
     def run(self, inputs: Sequence[Any], static: Any, sample: Sequence[torch.Tensor]) -> Any:
-        return torch.vmap(functools.partial(called, self.target, static))(*inputs)
+        tensors, numbers = iter(inputs), iter(sample)
+        arguments = [
+            next(tensors) if isinstance(entry, Spec) else next(numbers).to(entry.dtype) for entry in places(static)
+        ]
+        return torch.vmap(functools.partial(called, self.target, static))(*arguments)
 
     def examples(self, random: np.random.Generator) -> Examples:
         for choice in iter(lambda: random.integers(1 << 30), None):
@@ -102,6 +118,22 @@ def example_arguments(name: str, tensor: torch.Tensor, choice: int) -> tuple[Any
     return fixed.get(name, ())
 
 
+@dataclass(frozen=True)
+class Number:
+    """The place of a number that each sample has of its own, computed with as an element of a tensor."""
+
+    dtype: torch.dtype
+
+
+def places(static: Any) -> Iterator[Spec | Number]:
+    """Yields the places of data and numbers in frozen arguments, in order."""
+    if isinstance(static, (Spec, Number)):
+        yield static
+    elif type(static) is tuple:
+        for entry in static:
+            yield from places(entry)
+
+
 def frozen(argument: Any) -> Hashable:
     """Returns an argument as a setting that can be compared: data as its spec, slices and lists as tuples."""
     if isinstance(argument, torch.Tensor):
@@ -118,8 +150,8 @@ def frozen(argument: Any) -> Hashable:
 
 
 def thawed(entry: Any, tensors: Iterator[torch.Tensor], device: torch.device) -> Any:
-    """Returns what `frozen` was made of, with the next of `tensors` for each spec."""
-    if isinstance(entry, Spec):
+    """Returns what `frozen` was made of, with the next of `tensors` for each place."""
+    if isinstance(entry, (Spec, Number)):
         return next(tensors)
     if isinstance(entry, Constant):
         return entry.on(device) if device.type != "meta" else entry.tensor.to(device)
@@ -142,18 +174,9 @@ def called(target: str, static: Any, *tensors: torch.Tensor) -> Any:
 @functools.lru_cache(4096)
 def result_of(target: str, static: Any) -> Spec:
     """Returns the spec of a call's result."""
-    specs: list[Spec] = []
-
-    def collect(entry: Any) -> None:
-        if isinstance(entry, Spec):
-            specs.append(entry)
-        elif type(entry) is tuple:
-            for inner in entry:
-                collect(inner)
-
-    collect(static)
+    shapes = [(entry.shape if isinstance(entry, Spec) else (), entry.dtype) for entry in places(static)]
     try:
-        result = called(target, static, *[torch.empty(spec.shape, dtype=spec.dtype, device="meta") for spec in specs])
+        result = called(target, static, *[torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in shapes])
     except Exception as error:  # the original says it better
         raise Unsupported(f"it fails: {str(error).splitlines()[0]}") from None
     if not isinstance(result, torch.Tensor):

@@ -24,11 +24,9 @@ from torch_hetero.migration.strategies.pillow import (
     plan_rotate,
     plan_transform,
     plan_transpose,
-    run_plan,
     size_of,
 )
 from torch_hetero.migration.strategies.pillow_operations import filled_around
-from torch_hetero.migration.strategies.pillow_pixels import premultiply, unpremultiply
 from torch_hetero.migration.strategies.torchvision import (
     NEARLY,
     Functional,
@@ -526,9 +524,8 @@ class ResizedCrop(Geometry):
         if name == "crop":
             return channels_first(sampling.crop(channels_last(images), *sample, *settings))
         kind, size, counts = settings
-        integers = images.dtype == torch.uint8 and self.version == 2 and whole(MODE_OF_FILTER[kind])
-        resample = tensors.resample_bytes if integers else tensors.resample_floats
-        return resample(images, kind, size, counts, sampling.spans_of(sample[0]))
+        mode = MODE_OF_FILTER[kind]
+        return tensors.resize_parts(images, sample[0], size, counts, mode, self.version == 2 and whole(mode))
 
     def examples(self, random: np.random.Generator) -> Calls:
         for number, data in enumerate(self.inputs(random, 4)):
@@ -601,19 +598,22 @@ class Grid(Geometry):
 
 
 def inverse_affine(
-    center: Sequence[float],
-    angle: float,
-    translate: Sequence[float],
-    scale: float,
-    shear: Sequence[float],
+    center: Sequence[float], angle: float, translate: Sequence[float], scale: float, shear: Sequence[float],
     version: int,
-) -> list[float]:
+) -> list[float]:  # fmt: skip
     """Returns the matrix from results to sources, by torchvision's own function: its roundings count."""
     if version == 1:
         from torchvision.transforms.functional import _get_inverse_affine_matrix as inverse
     else:
         from torchvision.transforms.v2.functional._geometry import _get_inverse_affine_matrix as inverse
     return inverse(center, angle, translate, scale, shear)
+
+
+def from_middle(center: Sequence[float] | None, width: int, height: int) -> list[float]:
+    """Returns a place relative to the middle of the image; the middle if it is None."""
+    if center is None:
+        return [0.0, 0.0]
+    return [1.0 * (place - length * 0.5) for place, length in zip(center, (width, height), strict=True)]
 
 
 @functional
@@ -643,9 +643,7 @@ class Rotate(Grid):
             if center is None and angle in turns:
                 size = (width, height) if turns[angle] % 2 else (height, width)
                 return of_tensor(source, (count, *size), ("turn", turns[angle]))
-        middle = [0.0, 0.0]
-        if center is not None:
-            middle = [1.0 * (place - length * 0.5) for place, length in zip(center, (width, height), strict=True)]
+        middle = from_middle(center, width, height)
         matrix = inverse_affine(middle, -angle, [0.0, 0.0], 1.0, [0.0, 0.0], self.version)
         size = (height, width)
         if expand:
@@ -700,11 +698,7 @@ class Affine(Grid):
 
     def tensor(self, source: Spec, call: Call) -> Mapped:
         _, height, width = source.shape
-        middle = [0.0, 0.0]
-        if call["center"] is not None:
-            middle = [
-                1.0 * (place - length * 0.5) for place, length in zip(call["center"], (width, height), strict=True)
-            ]
+        middle = from_middle(call["center"], width, height)
         translate = [1.0 * distance for distance in call["translate"]]
         matrix = inverse_affine(middle, float(call["angle"]), translate, call["scale"], self.shear(call), self.version)
         return self.gridded(source, call, matrix, (height, width))

@@ -56,10 +56,12 @@ def blend(left: torch.Tensor, right: torch.Tensor, ratio: torch.Tensor, version:
 
 
 def brightness(images: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    """Multiplies images by factors [batch]."""
     return (images * scalar(factor)).clamp(0, largest(images.dtype)).to(images.dtype)
 
 
 def contrast(images: torch.Tensor, factor: torch.Tensor, version: int) -> torch.Tensor:
+    """Mixes images with their mean."""
     level = images.to(torch.float32) if images.shape[1] == 1 else grey(images, version)
     if images.dtype == torch.uint8:
         level = level.floor()
@@ -67,6 +69,7 @@ def contrast(images: torch.Tensor, factor: torch.Tensor, version: int) -> torch.
 
 
 def saturation(images: torch.Tensor, factor: torch.Tensor, version: int) -> torch.Tensor:
+    """Mixes RGB images with their luminance."""
     level = grey(images, version)
     return blend(images, level.floor() if images.dtype == torch.uint8 else level, factor, version)
 
@@ -147,6 +150,7 @@ def gamma(images: torch.Tensor, exponent: torch.Tensor, gain: torch.Tensor) -> t
 
 
 def invert(images: torch.Tensor) -> torch.Tensor:
+    """Returns white minus images."""
     return largest(images.dtype) - images
 
 
@@ -253,6 +257,28 @@ def resize(images: torch.Tensor, size: tuple[int, int], mode: str, antialias: bo
 def rows_and_columns(images: torch.Tensor, across: sampling.Axis | None, down: sampling.Axis | None) -> torch.Tensor:
     """Applies functions of [batch, n, m] along n to the width and the height of [batch, channels, height, width]."""
     return sampling.along_axes(images.permute(0, 2, 3, 1), across, down).permute(0, 3, 1, 2)
+
+
+def resize_parts(
+    images: torch.Tensor, parts: torch.Tensor, size: tuple[int, int], counts: tuple[int, int], mode: str, whole: bool
+) -> torch.Tensor:
+    """Resizes parts of images with antialiasing.
+
+    Args:
+        images: Bytes or floats.
+        parts: Top, left, height and width of each part, int64 [batch, 4].
+        size: Height and width of the results.
+        counts: `pillow_sampling.taps` along the height and the width, for the whole image.
+        mode: "bilinear" or "bicubic".
+        whole: As for `resize`.
+    """
+    if sampling.has_kernels(images):
+        places = parts.tolist()  # settings of samples come from the host: nothing is waited for
+        views = [images[n : n + 1, :, top : top + h, left : left + w] for n, (top, left, h, w) in enumerate(places)]
+        return torch.cat([resize(view, size, mode, True, whole) for view in views])
+    kind = {"bilinear": 2, "bicubic": 3}[mode]
+    resample = resample_bytes if whole and images.dtype == torch.uint8 else resample_floats
+    return resample(images, kind, size, counts, sampling.spans_of(parts))
 
 
 def resample_bytes(
