@@ -17,7 +17,7 @@ from helpers import needs_hetero
 
 pytestmark = needs_hetero
 
-from programs import command, write_program  # noqa: E402
+from migration_programs import command, write_program  # noqa: E402
 
 from torch_hetero.migration import Plan, strategy  # noqa: E402
 from torch_hetero.migration.optimize import search  # noqa: E402
@@ -351,14 +351,14 @@ def test_the_page_is_self_contained_and_escapes_names(
 
 
 def test_optimize_finds_a_slow_function_and_its_plan_runs(tmp_path: Path) -> None:
-    write_program(tmp_path, size="40, 32, 3")
+    write_program(tmp_path, "wait_and_invert")  # 240 ms a batch, on a busy machine, too
     options: Sequence[object] = ("--batches", 6, "--rounds", 1, "-o", "plan.json", "--report", "plan.html", "train.py")
     done = command("optimize", *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     plan = Plan.load(tmp_path / "plan.json")
-    assert "slow_photos.invert" in moved_keys(plan), done.stdout
+    assert "slow_photos.wait_and_invert" in moved_keys(plan), done.stdout
     assert "chosen: the program is" in done.stdout and "tracing train.py: 6 batches" in done.stderr
-    assert plan.evidence["end_to_end"]["plans"][0]["counters"]["slow_photos.invert"]["device_calls"] >= 48
+    assert plan.evidence["end_to_end"]["plans"][0]["counters"]["slow_photos.wait_and_invert"]["device_calls"] >= 48
     assert (tmp_path / "plan.html").read_text().startswith("<!DOCTYPE html>")
 
 
