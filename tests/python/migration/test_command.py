@@ -12,7 +12,7 @@ from helpers import needs_hetero
 
 pytestmark = needs_hetero
 
-from programs import write_program  # noqa: E402
+from migration_programs import write_program  # noqa: E402
 
 from torch_hetero.migration import session, strategy  # noqa: E402
 from torch_hetero.migration.optimize.command import main  # noqa: E402

@@ -17,7 +17,7 @@ from helpers import needs_hetero
 
 pytestmark = needs_hetero
 
-from programs import command, write_program  # noqa: E402
+from migration_programs import command, write_program  # noqa: E402
 
 from torch_hetero.migration import Plan, strategy  # noqa: E402
 from torch_hetero.migration.optimize import search  # noqa: E402
@@ -98,7 +98,8 @@ def test_a_trace_counts_calls_bytes_and_sizes_and_keeps_samples(folder: Path) ->
 def test_a_trace_follows_bytes_from_the_program_through_numpy_to_the_batch(folder: Path) -> None:
     trace = traced(write_program(folder))
     assert trace.flow[PROGRAM, "slow_photos.invert"] == [32, 32 * 960]
-    assert trace.flow["slow_photos.invert", "torch.from_numpy"] == [32, 32 * 960]  # transposed in between
+    assert trace.flow["slow_photos.invert", "numpy.ndarray.transpose"] == [32, 32 * 960]
+    assert trace.flow["numpy.ndarray.transpose", "torch.from_numpy"] == [32, 32 * 960]
     assert trace.flow["torch.from_numpy", BATCH] == [32, 32 * 960]
 
 
@@ -262,7 +263,11 @@ def test_a_fast_plan_is_kept_with_its_evidence(folder: Path, monkeypatch: pytest
     evidence = plan.rules[0].evidence
     assert evidence["largest_difference"] == 0 and evidence["calls"] == 8 and evidence["samples"] == 6
     assert set(evidence["device_seconds"]) == {"1", "8"} and min(evidence["device_seconds"].values()) > 0
-    assert len(runner.plans) == 2 and any("round 2" in line for line in lines)
+    assert len(runner.plans) in (2, 4) and any("round 2" in line for line in lines)  # two rounds of one or two plans
+    # A method of arrays cannot be named in a plan; it follows what made its array.
+    states = {call["key"]: call["state"] for call in plan.evidence["calls"]}
+    assert states["numpy.ndarray.transpose"] == "follows"
+    assert {rule.key for rule in plan.rules} == {"slow_photos.invert", "torch.from_numpy"}
     plan.save(folder / "plan.json")
     assert Plan.load(folder / "plan.json").as_object() == json.loads(json.dumps(plan.as_object()))
     text = explain(Plan.load(folder / "plan.json"), "plan.json")
@@ -346,14 +351,14 @@ def test_the_page_is_self_contained_and_escapes_names(
 
 
 def test_optimize_finds_a_slow_function_and_its_plan_runs(tmp_path: Path) -> None:
-    write_program(tmp_path, size="40, 32, 3")
+    write_program(tmp_path, "wait_and_invert")  # 240 ms a batch, on a busy machine, too
     options: Sequence[object] = ("--batches", 6, "--rounds", 1, "-o", "plan.json", "--report", "plan.html", "train.py")
     done = command("optimize", *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     plan = Plan.load(tmp_path / "plan.json")
-    assert "slow_photos.invert" in moved_keys(plan), done.stdout
+    assert "slow_photos.wait_and_invert" in moved_keys(plan), done.stdout
     assert "chosen: the program is" in done.stdout and "tracing train.py: 6 batches" in done.stderr
-    assert plan.evidence["end_to_end"]["plans"][0]["counters"]["slow_photos.invert"]["device_calls"] >= 48
+    assert plan.evidence["end_to_end"]["plans"][0]["counters"]["slow_photos.wait_and_invert"]["device_calls"] >= 48
     assert (tmp_path / "plan.html").read_text().startswith("<!DOCTYPE html>")
 
 

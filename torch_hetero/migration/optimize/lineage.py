@@ -1,6 +1,7 @@
 """Follows data from the call that made it to the call that reads it.
 
-- Arrays that a traced call returns become `TracedArray`s. What numpy computes of one inherits its maker.
+- Arrays that a traced call returns become `TracedArray`s. What numpy computes of one is a traced call where there is
+  a strategy, and inherits its maker elsewhere.
 - Tensors are followed by identity; what torch computes of one in `Follow` inherits its maker.
 - PIL images are followed by identity.
 """
@@ -8,8 +9,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -28,26 +29,71 @@ class Made:
 
 
 class TracedArray(np.ndarray):
-    """An array that knows which traced call made it, or made what it was computed from."""
+    """An array that knows which traced call made it, or made what it was computed from.
+
+    What numpy computes of it is recorded by `recorder`, as results that are not computed yet would be. It is called
+    with a target, a function and the arguments, and returns NotImplemented for functions that it does not know.
+    """
 
     made: Made | None = None
+    recorder: ClassVar[Callable[..., Any] | None] = None
 
     def __array_finalize__(self, origin: Any) -> None:
         self.made = getattr(origin, "made", None)
 
-    def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
-        if return_scalar:
-            return np.asarray(array)[()]
-        wrapped = super().__array_wrap__(array, context, return_scalar)
-        if isinstance(wrapped, TracedArray) and wrapped.made is None:
-            wrapped.made = self.made
-        return wrapped
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **keywords: Any) -> Any:
+        if method == "__call__" and keywords.get("out") is None:
+            result = recorded(f"numpy.{ufunc.__name__}", ufunc, inputs, keywords)
+            if result is not NotImplemented:
+                return result
+        result = getattr(ufunc, method)(*plain(inputs), **plain(keywords))
+        out = keywords.get("out")
+        return self.inherited(result) if out is None else out[0] if len(out) == 1 else result
+
+    def __array_function__(self, function: Any, types: Any, positional: Any, keywords: Any) -> Any:
+        result = recorded(f"{function.__module__}.{function.__name__}", function, positional, keywords)
+        return self.inherited(function(*plain(positional), **plain(keywords))) if result is NotImplemented else result
 
     def __reduce__(self) -> Any:
         return np.asarray(self).__reduce__()
 
     def __deepcopy__(self, memory: Any) -> np.ndarray:
         return np.array(self)
+
+    def inherited(self, result: Any) -> Any:
+        """Returns what numpy computed of this array as an array of the same maker."""
+        if type(result) is not np.ndarray:
+            return result
+        traced = result.view(TracedArray)
+        traced.made = self.made
+        return traced
+
+
+def recorded(target: str, function: Any, positional: Any, keywords: Any) -> Any:
+    """Records a call of numpy; returns NotImplemented if nobody records."""
+    recorder = TracedArray.recorder
+    return NotImplemented if recorder is None else recorder(target, function, positional, keywords)
+
+
+def traced_method(name: str) -> Callable[..., Any]:
+    """Returns a method of arrays that is recorded."""
+    original = getattr(np.ndarray, name)
+
+    def method(self: TracedArray, *positional: Any, **keywords: Any) -> Any:
+        result = recorded(f"numpy.ndarray.{name}", original, (self, *positional), keywords)
+        if result is NotImplemented:
+            return self.inherited(original(plain(self), *plain(positional), **plain(keywords)))
+        return result
+
+    method.__name__ = name
+    return method
+
+
+for _name in (
+    "__getitem__", "astype", "clip", "copy", "flatten", "max", "mean", "min", "ravel", "reshape", "squeeze", "std",
+    "sum", "swapaxes", "transpose",
+):  # fmt: skip
+    setattr(TracedArray, _name, traced_method(_name))
 
 
 class Lineage:

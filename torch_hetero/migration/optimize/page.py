@@ -96,7 +96,7 @@ def figures(evidence: Mapping[str, Any]) -> str:
             ("workers", str(loader["workers"])),
         ]
     if headroom is not None:
-        pairs.append(("a batch without a plan", seconds_text(headroom["seconds"])))
+        pairs.append(("a batch without a plan", seconds_text(before_seconds(evidence))))
         pairs.append(("waiting for data", seconds_text(headroom["wait_seconds"])))
     after = after_seconds(evidence)
     if after is not None:
@@ -268,7 +268,7 @@ def draw_lane(blocks: Iterable[Block], y: float, longest: float) -> Iterable[str
     x = float(GUTTER)
     for block in blocks:
         width = block.seconds / longest * TIME_WIDTH
-        name = shortened(block.label, int(width / 7)) if width > 28 else ""
+        name = shortened(block.label, int(width / 8.5)) if width > 28 else ""
         yield (
             f"<g><title>{escape(block.label)}: {seconds_text(block.seconds)}</title>"
             f'<rect class="{block.kind}" x="{x:.1f}" y="{y:.1f}" width="{max(width, 0.5):.1f}" height="{LANE}" rx="2"/>'
@@ -282,9 +282,7 @@ def lanes_of(evidence: Mapping[str, Any], moved: bool) -> list[tuple[str, list[B
     states = states_of(evidence, moved)
     headroom = evidence.get("headroom") or {"seconds": 0.0, "wait_seconds": None}
     calls = [call for call in evidence["calls"] if call["key"] in states]
-    host = [
-        Block(call["key"], call["calls"] * call["seconds"], "cpu") for call in calls if states[call["key"]] == "cpu"
-    ]
+    host = [Block(call["key"], host_seconds(call), "cpu") for call in calls if states[call["key"]] == "cpu"]
     device: list[Block] = []
     for call in calls:
         if states[call["key"]] == "device":
@@ -297,7 +295,7 @@ def lanes_of(evidence: Mapping[str, Any], moved: bool) -> list[tuple[str, list[B
                    if edge["from"] == call["key"] and edge["to"] in states):  # fmt: skip
                 seconds = call["calls"] * candidate["download_seconds"]
                 device.append(Block(f"download of {call['key']}", seconds, "download"))
-    known = sum(call["calls"] * call["seconds"] for call in calls if not call["caller"])
+    known = sum(host_seconds(call) for call in calls if not call["caller"])
     wait = headroom["wait_seconds"]
     loader = evidence["loader"]
     other = max(0.0, wait - known) if wait is not None and loader and not loader["workers"] else 0.0
@@ -307,7 +305,7 @@ def lanes_of(evidence: Mapping[str, Any], moved: bool) -> list[tuple[str, list[B
     if moved:
         lanes.append(("device", [block for block in device if block.seconds > 0]))
     step = headroom["seconds"] - wait if wait is not None else headroom["seconds"]
-    total = after_seconds(evidence) if moved else headroom["seconds"]
+    total = after_seconds(evidence) if moved else before_seconds(evidence)
     if total:
         program = [
             Block("loading and waiting", max(0.0, total - step), "wait"),
@@ -317,11 +315,17 @@ def lanes_of(evidence: Mapping[str, Any], moved: bool) -> list[tuple[str, list[B
     return lanes
 
 
+def host_seconds(call: Mapping[str, Any]) -> float:
+    """Returns the seconds of a key's calls in a batch by the original: as measured warm, else as traced."""
+    measured = call["candidates"][0]["original_seconds"] if call["candidates"] else 0.0
+    return call["calls"] * (measured or call["seconds"])
+
+
 def node_seconds(call: Mapping[str, Any], state: str) -> float:
     """Returns the seconds of a key's calls in a batch."""
     times = call["candidates"][0]["device_seconds"] if call["candidates"] else {}
     if state != "device" or not times:
-        return call["calls"] * call["seconds"]
+        return host_seconds(call)
     return call["calls"] * times[max(times, key=int)]
 
 
@@ -330,6 +334,12 @@ def chosen_run(evidence: Mapping[str, Any]) -> Mapping[str, Any]:
     keys = sorted(call["key"] for call in evidence["calls"] if call["state"] == "device")
     runs = evidence.get("end_to_end", {}).get("plans", ())
     return next((run for run in runs if run["keys"] == keys and "gain" in run), {}) if "gain" in evidence else {}
+
+
+def before_seconds(evidence: Mapping[str, Any]) -> float:
+    """Returns the seconds of a batch without a plan: the best of the runs that took turns, else of the first run."""
+    measured = evidence.get("end_to_end", {}).get("without")
+    return min(measured) if measured else (evidence.get("headroom") or {"seconds": 0.0})["seconds"]
 
 
 def after_seconds(evidence: Mapping[str, Any]) -> float | None:

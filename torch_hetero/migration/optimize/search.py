@@ -148,8 +148,7 @@ class Search:
         self.times = self.runner.run()[0]
         seconds, wait = self.times["seconds"], self.times["wait_seconds"]
         calls = sum(seen.seconds for seen in self.trace.calls.values() if not seen.caller) / self.trace.batches
-        reachable = calls if self.loader is None else wait if self.loader.workers else min(wait, calls)
-        reachable = min(reachable, seconds)
+        reachable = min(calls if self.loader is None else wait, seconds)
         best = seconds / max(seconds - reachable, 1e-9)
         self.evidence["headroom"] = {
             "seconds": seconds, "wait_seconds": wait if self.loader else None, "calls_seconds": calls,
@@ -162,14 +161,9 @@ class Search:
                 f"the calls that strategies cover take {calls / seconds:.1%} of the run: without them it would be "
                 f"{best:.2f} times as fast at most"
             )
-        if wait / seconds * self.settings.minimum_gain < self.settings.minimum_gain - 1:
-            return (
-                f"the loader is hidden by the step: the program waits for data in {wait / seconds:.1%} of its time, "
-                f"so it would be {best:.2f} times as fast at most"
-            )
         return (
-            f"the calls that strategies cover take {calls / seconds:.1%} of a batch's time: without them the program "
-            f"would be {best:.2f} times as fast at most"
+            f"the loader is hidden by the step: the program waits for data in {wait / seconds:.1%} of its time, "
+            f"so it would be {best:.2f} times as fast at most"
         )
 
     def measure_candidates(self) -> str:
@@ -197,7 +191,17 @@ class Search:
             "saved_seconds": saved, "device_share": self.settings.share(), "device_bytes": memory,
             "chosen": sorted(careful),
         }  # fmt: skip
-        return [keys for keys in dict.fromkeys([careful, hopeful]) if keys]
+        everything = frozenset()
+        usable = {key: candidate for key, candidate in self.candidates.items() if not candidate.reason}
+        if any(min(entry.device_seconds.values()) < entry.original_seconds for entry in usable.values()):
+            # Chains are fused, which single measurements cannot show.
+            everything = frozenset(key for key in usable if not any(key.startswith(f"{other}/") for other in usable))
+        return [keys for keys in dict.fromkeys(map(self.entries, [careful, hopeful, everything])) if keys]
+
+    def entries(self, keys: frozenset[str]) -> frozenset[str]:
+        """Returns the keys that a plan must name, so that all of some keys move: others follow, or cannot be named."""
+        named = frozenset(key for key in keys if self.trace.calls[key].patched)
+        return named - self.followers(named)
 
     def tasks(self) -> list[Task]:
         """Returns the calls of a batch."""
@@ -301,26 +305,25 @@ class Search:
         return ""
 
     def followers(self, keys: frozenset[str]) -> set[str]:
-        """Returns the keys of torch and numpy whose inputs chosen calls, or other followers, make."""
+        """Returns the keys that follow since chosen calls, or other followers, make some of their inputs."""
         found: set[str] = set()
         grows = True
         while grows:
-            more = {
-                reader
-                for (maker, reader) in self.trace.flow
-                if maker in keys | found and reader in self.candidates and self.trace.calls[reader].follows
-            }
+            more = {reader for (maker, reader) in self.trace.flow if maker in keys | found and self.can_follow(reader)}
             grows = not more <= found
             found |= more
         return found
 
+    def can_follow(self, key: str) -> bool:
+        """Whether a key's callable takes results that are not computed yet, without a rule."""
+        return key in self.candidates and not self.candidates[key].reason and self.trace.calls[key].follows
+
     def rules(self, keys: frozenset[str]) -> tuple[Rule, ...]:
         """Returns the rules for chosen keys, and for functions that must get results of those as the host's."""
-        followers = self.followers(keys)
         rules = []
         for key, seen in self.trace.calls.items():
             candidate = self.candidates[key]
-            if key in keys and key not in followers:
+            if key in keys:
                 evidence = {
                     "calls": seen.calls / self.trace.batches, "original_seconds": candidate.original_seconds,
                     "device_seconds": {str(number): value for number, value in candidate.device_seconds.items()},
@@ -329,7 +332,7 @@ class Search:
                 }  # fmt: skip
                 exact = False if self.settings.allow_inexact else None
                 rules.append(Rule(key, self.settings.device, exact=exact, evidence=evidence))
-            elif key not in keys and not seen.caller and not seen.follows:
+            elif seen.patched and not seen.caller and not seen.follows:
                 rules.append(Rule(key, self.settings.device, "cpu"))
         return tuple(rules)
 
@@ -360,7 +363,7 @@ class Search:
             "candidates": [] if candidate is None else [jsonable(candidate)],
             "state": "device" if seen.key in self.chosen else
                      "follows" if not self.why and seen.key in self.followers(self.chosen) else "cpu",
-            "why": self.reasons.get(seen.key, self.why),
+            "why": self.reasons.get(seen.key, ""),
         }  # fmt: skip
 
 

@@ -18,17 +18,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from torch.utils.data import IterableDataset, dataloader
 
 from torch_hetero.migration.injector import ImportHook, Injector
 from torch_hetero.migration.migrator import resolve
 from torch_hetero.migration.names import ORIGINAL, Site
-from torch_hetero.migration.optimize.lineage import Follow, Lineage, Made, leaves, plain
+from torch_hetero.migration.optimize.lineage import Follow, Lineage, Made, TracedArray, leaves, plain
 from torch_hetero.migration.optimize.loader import Clock, Enough, Timings, innermost
 from torch_hetero.migration.optimize.script import Script
 from torch_hetero.migration.plan import PlanError, Rule
 from torch_hetero.migration.spec import Spec, spec_of
-from torch_hetero.migration.strategy import Strategy, all_strategies
+from torch_hetero.migration.strategy import Strategy, all_strategies, find
 
 __all__ = ["BATCH", "OTHER", "PROGRAM", "Sample", "Seen", "Trace", "trace_script"]
 
@@ -64,6 +65,7 @@ class Seen:
         key: The context key.
         strategy: The strategy of its callable.
         original: The callable.
+        patched: Whether a wrapper stands for it; without one it cannot be named in a plan, only follow.
         caller: The key of the traced call within which it is called; empty if there is none.
         calls: The number of calls, and `seconds`, their time.
         bytes_in, bytes_out: Bytes of the arguments and results.
@@ -75,6 +77,7 @@ class Seen:
     key: str
     strategy: Strategy
     original: Callable[..., Any]
+    patched: bool = True
     caller: str = ""
     calls: int = 0
     seconds: float = 0.0
@@ -124,7 +127,8 @@ class Tracer:
         self.lineage = Lineage()
         self.seen: dict[Path, Seen] = {}
         self.flow: dict[tuple[Any, Any], list[int]] = {}
-        self.patched: set[str] = set()
+        self.patched: set[str] = set()  # targets that were looked at, and those that have wrappers
+        self.wrapped: set[str] = set()
         self.sample_bytes = 0
         self.local = threading.local()
         self.label = ""
@@ -134,10 +138,12 @@ class Tracer:
         """Patches what is imported, and waits for the rest."""
         self.patch_all()
         self.hook.install()
+        TracedArray.recorder = self.record_numpy
 
     def remove(self) -> None:
         """Puts everything back."""
         self.enabled = False
+        TracedArray.recorder = None
         self.hook.remove()
         self.injector.undo()
 
@@ -168,12 +174,16 @@ class Tracer:
             self.injector.sweep()
 
     def patch(self, strategy: Strategy, site: Site) -> None:
-        """Patches one target; what cannot be patched, such as a method of arrays, is left out."""
+        """Patches one target; what cannot be patched, such as a method of arrays, is left out.
+
+        Methods of tensors are left out, too, since torch compares them; `Follow` sees what they compute.
+        """
         raw = site.raw
-        fixed = isinstance(site.owner, type) and not site.owner.__flags__ & HEAP_TYPE
+        fixed = site.owner is torch.Tensor or isinstance(site.owner, type) and not site.owner.__flags__ & HEAP_TYPE
         if fixed or isinstance(raw, (np.ufunc, type)) or hasattr(raw, ORIGINAL) or inspect.iscoroutinefunction(raw):
             return
         self.injector.patch(site, lambda original: self.wrapper(strategy, original))
+        self.wrapped.add(strategy.target)
 
     def wrapper(self, strategy: Strategy, original: Callable[..., Any]) -> Callable[..., Any]:
         """Returns what stands for a callable."""
@@ -185,6 +195,13 @@ class Tracer:
 
         return traced
 
+    def record_numpy(self, target: str, function: Any, positional: Any, keywords: Any) -> Any:
+        """Records what numpy computes of a result; returns NotImplemented where there is no strategy."""
+        strategy = find(target)
+        if strategy is None or not self.enabled or getattr(self.local, "off", False):
+            return NotImplemented
+        return self.record(strategy, function, tuple(positional), keywords)
+
     def record(
         self, strategy: Strategy, original: Callable[..., Any], positional: tuple[Any, ...], keywords: dict[str, Any]
     ) -> Any:
@@ -193,13 +210,16 @@ class Tracer:
         begin = time.perf_counter()
         data = [entry for entry in leaves((positional, keywords)) if known_spec(entry) is not None]
         sizes = tuple(known_spec(entry) for entry in data)
-        if not sizes and strategy.target.split(".")[0] in FOLLOWING:
+        library = strategy.target.split(".")[0]
+        if not sizes and library in FOLLOWING:
             return original(*positional, **keywords)  # of numbers: nothing to move
         outer: tuple[str, ...] = getattr(local, "path", ())
+        if outer and outer[-1].split(".")[0] == library in FOLLOWING:
+            return original(*plain(positional), **plain(keywords))  # within numpy or torch: not the program's
         path: Path = (self.label, (*outer, strategy.target))
         seen = self.seen.get(path)
         if seen is None:
-            seen = self.seen[path] = Seen("", strategy, original)
+            seen = self.seen[path] = Seen("", strategy, original, strategy.target in self.wrapped)
         for entry, spec in zip(data, sizes, strict=True):
             if not outer:
                 self.add_flow(self.maker_of(entry), path, spec.nbytes)

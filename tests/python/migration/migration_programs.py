@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 # A library with a slow function, and the strategies of a user for it.
 SLOW = """
+import time
 import numpy as np
 from torch_hetero.migration import Mapped, Strategy, register
 
@@ -20,6 +21,10 @@ def invert(image):
     for index in range(source.size):
         target[index] = 255 - source[index]
     return out
+
+def wait_and_invert(image):
+    time.sleep(0.03)
+    return 255 - image
 
 def plus_one(image):
     return image + np.uint8(1)
@@ -40,6 +45,10 @@ class Invert(Pointwise):
 
     def run(self, inputs, static, sample):
         return 255 - inputs[0]
+
+@register
+class WaitAndInvert(Invert):
+    target = "slow_photos.wait_and_invert"
 
 @register
 class PlusOne(Pointwise):
