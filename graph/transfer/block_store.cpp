@@ -9,15 +9,16 @@
 #include <unordered_map>
 #include <utility>
 
+#include "backend/memory/host_pool.h"
 #include "backend/memory/range_allocator.h"
 #include "graph/transfer/block_index.h"
-#include "graph/transfer/host_pool.h"
 #include "graph/transfer/tier_lanes.h"
 
 namespace hetero::graph {
 namespace {
 
 using backend::BlockFile;
+using backend::HostPool;
 using backend::RemoteTier;
 using backend::StoredBlock;
 

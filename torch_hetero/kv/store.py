@@ -462,7 +462,7 @@ class Store:
         return "\n".join(lines) + "\n"
 
     def timeline(self) -> list[Transfer]:
-        """Returns the rows of `Request.timeline()` of the latest transfers, 8,192 at most, of requests that have ended."""
+        """Returns the rows of `Request.timeline()` of requests that have ended: the latest 8,192."""
         return self._core.timeline()
 
     def report(self, path: str | os.PathLike[str]) -> None:

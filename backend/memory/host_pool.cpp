@@ -1,4 +1,4 @@
-#include "graph/transfer/host_pool.h"
+#include "backend/memory/host_pool.h"
 
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -10,7 +10,7 @@
 #include "backend/base/blocked_signals.h"
 #include "backend/memory/host_ranges.h"
 
-namespace hetero::graph {
+namespace hetero::backend {
 namespace {
 
 #ifdef MADV_POPULATE_WRITE
@@ -35,10 +35,10 @@ HostPool::HostPool(size_t bytes, size_t block_bytes, bool is_for_disk, size_t ah
   if (data == MAP_FAILED) return;
   data_ = static_cast<std::byte*>(data);
   if (is_for_disk) (void)madvise(data, bytes, MADV_HUGEPAGE);
-  for_each_part([](std::byte* part, size_t size) { backend::host_ranges().add(part, size); });
+  for_each_part([](std::byte* part, size_t size) { host_ranges().add(part, size); });
   if (ahead == 0) return;
   try {
-    const backend::BlockedSignals blocked;
+    const BlockedSignals blocked;
     thread_ = std::thread([this] { work(); });
   } catch (const std::system_error&) {
     // Memory is touched when it is used.
@@ -53,7 +53,7 @@ HostPool::~HostPool() {
   changed_.notify_all();
   if (thread_.joinable()) thread_.join();
   if (data_ == nullptr) return;
-  for_each_part([](std::byte* part, size_t size) { backend::host_ranges().remove(part, size); });
+  for_each_part([](std::byte* part, size_t size) { host_ranges().remove(part, size); });
   munmap(data_, bytes_);
 }
 
@@ -87,4 +87,4 @@ void HostPool::work() {
   }
 }
 
-}  // namespace hetero::graph
+}  // namespace hetero::backend

@@ -1,7 +1,7 @@
 // Host memory that is touched ahead: as far as it should be, without changing a byte, and no longer
 // than the pool lives.
 
-#include "graph/transfer/host_pool.h"
+#include "backend/memory/host_pool.h"
 
 #include <sys/mman.h>
 
@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "backend/memory/host_ranges.h"
-#include "tests/graph/catch.h"
+#include "tests/backend/catch.h"
 
-namespace hetero::graph {
+namespace hetero::backend {
 namespace {
 
 constexpr size_t kPage = 4096;
@@ -78,7 +78,7 @@ TEST_CASE("a pool may go while it is touched, be of any size, and touch nothing"
 
 TEST_CASE("a device locks the parts of a pool that it copies again, and they are unlocked before they go", "[kv]") {
   static std::vector<std::pair<void*, size_t>> locked;
-  backend::HostRanges& ranges = backend::host_ranges();
+  HostRanges& ranges = host_ranges();
   ranges.set_locks({[](void* data, size_t bytes) {
                       locked.emplace_back(data, bytes);
                       return true;
@@ -100,4 +100,4 @@ TEST_CASE("a device locks the parts of a pool that it copies again, and they are
   ranges.set_locks({});
 }
 
-}  // namespace hetero::graph
+}  // namespace hetero::backend

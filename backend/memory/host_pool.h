@@ -19,7 +19,7 @@
 #include <mutex>
 #include <thread>
 
-namespace hetero::graph {
+namespace hetero::backend {
 
 class HostPool {
  public:
@@ -59,4 +59,4 @@ class HostPool {
   std::thread thread_;
 };
 
-}  // namespace hetero::graph
+}  // namespace hetero::backend
