@@ -324,6 +324,10 @@ class CudaQueue final : public Queue {
     return Status();
   }
 
+  // Ranges that go one way, as one transfer. If they are pageable and several, they fit into a
+  // staging buffer.
+  Status copy_part(std::span<const CopyRange> ranges, bool into_device, bool pageable);
+
   // Through one buffer, into which the host gathers what goes to the GPU, and from which it
   // scatters what comes from there.
   Status copy_many_staged(std::span<const CopyRange> ranges, bool into_device) {
@@ -430,7 +434,6 @@ Status CudaQueue::copy_batch(std::span<const CopyRange> all) {
   if (Status status = gpu_.check_not_forked(); !status.ok()) return status;
   std::vector<CopyRange> ranges;
   std::ranges::copy_if(all, std::back_inserter(ranges), [](const CopyRange& range) { return range.bytes != 0; });
-  size_t bytes = 0;
   bool pageable = false;
   int into_device = 0;
   int from_device = 0;
@@ -441,14 +444,31 @@ Status CudaQueue::copy_batch(std::span<const CopyRange> all) {
     into_device += to == PageKind::kDevice;
     from_device += from == PageKind::kDevice;
     pageable |= to == PageKind::kPageable || from == PageKind::kPageable;
-    bytes += range.bytes;
   }
   const int count = static_cast<int>(ranges.size());
   const bool one_way = (into_device == count && from_device == 0) || (from_device == count && into_device == 0);
-  if (count < 2 || !one_way || bytes > StagingPool::kBufferBytes) return Queue::copy_batch(ranges);
-  for (const CopyRange& range : ranges) counters_.count_copy(into_device != 0, from_device != 0, range.bytes);
+  if (count < 2 || !one_way) return Queue::copy_batch(ranges);
+  // As many as fit into a staging buffer go together; a range that is larger goes by itself.
+  for (auto first = ranges.begin(); first != ranges.end();) {
+    size_t bytes = 0;
+    auto end = first;
+    while (end != ranges.end() && (!pageable || end->bytes <= StagingPool::kBufferBytes - bytes)) {
+      bytes += end->bytes;
+      ++end;
+    }
+    end = std::max(end, first + 1);
+    const std::span<const CopyRange> part(first, end);
+    first = end;
+    if (Status status = copy_part(part, into_device != 0, pageable); !status.ok()) return status;
+  }
+  return Status();
+}
+
+Status CudaQueue::copy_part(std::span<const CopyRange> ranges, bool into_device, bool pageable) {
+  if (ranges.size() == 1) return copy(ranges[0].destination, ranges[0].source, ranges[0].bytes);
+  for (const CopyRange& range : ranges) counters_.count_copy(into_device, !into_device, range.bytes);
   counters_.count_copy_batch();
-  return pageable ? copy_many_staged(ranges, into_device != 0) : copy_many(ranges);
+  return pageable ? copy_many_staged(ranges, into_device) : copy_many(ranges);
 }
 
 class CudaDeviceImplementation final : public CudaDevice {

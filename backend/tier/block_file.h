@@ -81,13 +81,9 @@ struct BlockResult {
 };
 
 struct BlockFileCounters {
-  int64_t slots = 0, used = 0;
-  int64_t reads = 0, writes = 0;  // blocks
-  int64_t bytes_read = 0, bytes_written = 0;
-  int64_t operations = 0;  // of the system
-  int64_t checksum_failures = 0, io_errors = 0;
-  int64_t recovered = 0;  // blocks found when the folder was opened
-  int64_t log_bytes = 0, compactions = 0;
+#define FILE_COUNTER(field, name, text) int64_t field = 0;
+#include "backend/tier/tier_counters.def"
+
   bool quarantined = false;  // the disk failed; nothing is read or written any more
   const char* engine = "";
 };

@@ -56,11 +56,8 @@ struct RemoteResult {
 };
 
 struct RemoteCounters {
-  int64_t gets = 0, hits = 0;           // blocks that were asked for, and those of them it gave
-  int64_t puts = 0;                     // blocks it took
-  int64_t bytes_in = 0, bytes_out = 0;  // of the values of these hits and puts, as they were stored
-  int64_t rejected = 0;                 // values that were not what was asked for
-  int64_t errors = 0, timeouts = 0;     // calls that failed, and those of them by their deadline
+#define REMOTE_COUNTER(field, name, text) int64_t field = 0;
+#include "backend/tier/tier_counters.def"
 };
 
 class RemoteTier {

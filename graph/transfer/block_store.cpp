@@ -1,7 +1,5 @@
 #include "graph/transfer/block_store.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cassert>
 #include <condition_variable>
@@ -11,6 +9,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "backend/memory/host_pool.h"
 #include "backend/memory/range_allocator.h"
 #include "graph/transfer/block_index.h"
 #include "graph/transfer/tier_lanes.h"
@@ -19,6 +18,7 @@ namespace hetero::graph {
 namespace {
 
 using backend::BlockFile;
+using backend::HostPool;
 using backend::RemoteTier;
 using backend::StoredBlock;
 
@@ -26,26 +26,6 @@ using backend::StoredBlock;
 constexpr double kDiskSeconds = 1e-3;
 constexpr double kRemoteSeconds = 2e-3;
 constexpr int kRemoteThreads = 4;
-
-class HostMemory {
- public:
-  HostMemory(size_t bytes, bool is_for_disk) : bytes_(bytes) {
-    void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    data_ = data == MAP_FAILED ? nullptr : static_cast<std::byte*>(data);
-    // A disk reads into few large pieces at twice the rate of many small ones. First touches are
-    // slower.
-    if (data_ != nullptr && is_for_disk) (void)madvise(data, bytes, MADV_HUGEPAGE);
-  }
-  ~HostMemory() {
-    if (data_ != nullptr) munmap(data_, bytes_);
-  }
-  HostMemory(const HostMemory&) = delete;
-  std::byte* data() const { return data_; }
-
- private:
-  const size_t bytes_;
-  std::byte* data_;
-};
 
 // What a transfer graph does to the index when it ends.
 struct Fill {
@@ -110,7 +90,7 @@ Status check_places(const DeviceBlocks& memory, std::span<const int64_t> blocks,
 
 class BlockStore::Impl {
  public:
-  Impl(const BlockStoreOptions& options, std::unique_ptr<HostMemory> host, std::unique_ptr<RemoteTier> remote)
+  Impl(const BlockStoreOptions& options, std::unique_ptr<HostPool> host, std::unique_ptr<RemoteTier> remote)
       : options_(options),
         geometry_(options.spec.geometry()),
         places_(options.host_bytes / geometry_.block_bytes()),
@@ -213,7 +193,7 @@ class BlockStore::Impl {
                   std::span<const uint32_t> after, bool to_disk, bool to_remote);
 
   const int64_t places_;
-  const std::unique_ptr<HostMemory> host_;
+  const std::unique_ptr<HostPool> host_;
 
   mutable std::mutex mutex_;  // guards what follows, up to the lanes
   backend::RangeAllocator free_places_;
@@ -283,6 +263,7 @@ std::vector<int64_t> BlockStore::Impl::take_places(int64_t count) {
     ++counters_.evicted_host;
   }
   std::ranges::sort(places);
+  if (!places.empty()) host_->use_up_to(static_cast<size_t>((places.back() + 1) * geometry_.block_bytes()));
   return places;
 }
 
@@ -979,8 +960,8 @@ Result<std::unique_ptr<BlockStore>> BlockStore::open(const BlockStoreOptions& op
   if (std::ranges::find(eviction_policies(), options.policy) == eviction_policies().end()) {
     return Status(ErrorClass::kUsage, "kv: there is no eviction policy " + options.policy);
   }
-  auto host =
-      std::make_unique<HostMemory>(static_cast<size_t>(blocks * geometry.block_bytes()), !options.disk_folder.empty());
+  auto host = std::make_unique<HostPool>(static_cast<size_t>(blocks * geometry.block_bytes()),
+                                         static_cast<size_t>(geometry.block_bytes()), !options.disk_folder.empty());
   if (host->data() == nullptr) return Status(ErrorClass::kResource, "kv: the system has no memory for host_bytes");
   std::unique_ptr<RemoteTier> remote;
   if (!options.remote.empty()) {

@@ -72,20 +72,12 @@ struct BlockCounts {
   int64_t total() const { return host + disk + remote; }
 };
 
+// The rows of store_counters.def, and those of the tiers.
 struct BlockStoreCounters {
-  int64_t gets = 0, puts = 0, prefetches = 0;
-  int64_t asked = 0;  // blocks of GETs
-  int64_t from_host = 0, from_disk = 0, from_remote = 0;
-  int64_t joined = 0;  // transfers that waited for another request's
-  int64_t stored = 0;  // blocks of PUTs that were new
-  int64_t evicted_host = 0, evicted_disk = 0;
-  int64_t not_worth = 0;                            // blocks that are faster computed than loaded
-  int64_t no_room = 0;                              // blocks that found no place in host memory
-  int64_t failed = 0, cancelled = 0;                // transfers
-  int64_t host_blocks = 0, host_used = 0;           // places
-  int64_t pinned = 0;                               // blocks in host memory that requests hold
-  int64_t copies = 0;                               // merged, between the device and host memory
-  double disk_bandwidth = 0, remote_bandwidth = 0;  // bytes per second, measured
+#define STORE_COUNTER(field, name, text) int64_t field = 0;
+#define STORE_RATE(field, name, text) double field = 0;
+#include "graph/transfer/store_counters.def"
+
   backend::BlockFileCounters disk;
   backend::RemoteCounters remote;
 };

@@ -206,48 +206,27 @@ std::shared_ptr<BlockStore> open_store(const py::dict& spec, const py::dict& opt
 
 py::dict dict_of(const BlockStoreCounters& counters) {
   py::dict result;
-  result["gets"] = counters.gets;
-  result["puts"] = counters.puts;
-  result["prefetches"] = counters.prefetches;
-  result["blocks_asked"] = counters.asked;
-  result["blocks_from_host"] = counters.from_host;
-  result["blocks_from_disk"] = counters.from_disk;
-  result["blocks_from_remote"] = counters.from_remote;
-  result["blocks_stored"] = counters.stored;
-  result["blocks_not_worth_loading"] = counters.not_worth;
-  result["blocks_without_room"] = counters.no_room;
-  result["evicted_from_host"] = counters.evicted_host;
-  result["evicted_from_disk"] = counters.evicted_disk;
-  result["transfers_joined"] = counters.joined;
-  result["transfers_failed"] = counters.failed;
-  result["transfers_cancelled"] = counters.cancelled;
-  result["host_blocks"] = counters.host_blocks;
-  result["host_blocks_used"] = counters.host_used;
-  result["host_blocks_pinned"] = counters.pinned;
-  result["merged_copies"] = counters.copies;
-  result["disk_bandwidth"] = counters.disk_bandwidth;
-  result["disk_slots"] = counters.disk.slots;
-  result["disk_slots_used"] = counters.disk.used;
-  result["disk_blocks_read"] = counters.disk.reads;
-  result["disk_blocks_written"] = counters.disk.writes;
-  result["disk_bytes_read"] = counters.disk.bytes_read;
-  result["disk_bytes_written"] = counters.disk.bytes_written;
-  result["disk_operations"] = counters.disk.operations;
-  result["disk_checksum_failures"] = counters.disk.checksum_failures;
-  result["disk_errors"] = counters.disk.io_errors;
-  result["disk_blocks_recovered"] = counters.disk.recovered;
-  result["disk_log_bytes"] = counters.disk.log_bytes;
+#define STORE_COUNTER(field, name, text) result[#name] = counters.field;
+#define STORE_RATE(field, name, text) result[#name] = counters.field;
+#include "graph/transfer/store_counters.def"
+#define FILE_COUNTER(field, name, text) result[#name] = counters.disk.field;
+#define REMOTE_COUNTER(field, name, text) result[#name] = counters.remote.field;
+#include "backend/tier/tier_counters.def"
   result["disk_quarantined"] = counters.disk.quarantined;
   result["disk_engine"] = counters.disk.engine;
-  result["remote_bandwidth"] = counters.remote_bandwidth;
-  result["remote_gets"] = counters.remote.gets;
-  result["remote_puts"] = counters.remote.puts;
-  result["remote_hits"] = counters.remote.hits;
-  result["remote_bytes_in"] = counters.remote.bytes_in;
-  result["remote_bytes_out"] = counters.remote.bytes_out;
-  result["remote_values_rejected"] = counters.remote.rejected;
-  result["remote_errors"] = counters.remote.errors;
-  result["remote_timeouts"] = counters.remote.timeouts;
+  return result;
+}
+
+// What each counter says.
+py::dict texts_of_counters() {
+  py::dict result;
+#define STORE_COUNTER(field, name, text) result[#name] = text;
+#define STORE_RATE(field, name, text) result[#name] = text;
+#include "graph/transfer/store_counters.def"
+#define FILE_COUNTER(field, name, text) result[#name] = text;
+#define REMOTE_COUNTER(field, name, text) result[#name] = text;
+#include "backend/tier/tier_counters.def"
+  result["disk_quarantined"] = "whether the disk failed and is not used any more";
   return result;
 }
 
@@ -477,6 +456,7 @@ void add_kv(py::module_& m) {
       .def("timeline", [](const std::shared_ptr<BlockStore>& self) { return rows_of(here(self).timeline()); })
       .def("counters", [](const std::shared_ptr<BlockStore>& self) { return dict_of(here(self).counters()); });
   m.def("kv_fingerprint", [](const py::dict& spec) { return to_string(spec_of(spec).fingerprint()); });
+  m.def("kv_counter_texts", &texts_of_counters);
   m.def("kv_inspect", &inspect_folder, py::arg("folder"));
   m.def("kv_verify", &verify_folder, py::arg("folder"), py::arg("repair"), py::arg("progress"));
   m.def("kv_simulate", &simulate, py::arg("path"), py::arg("capacities"), py::arg("policies"));

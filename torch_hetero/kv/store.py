@@ -454,13 +454,15 @@ class Store:
     def metrics(self) -> str:
         """Returns the counters as Prometheus reads them."""
         lines = []
+        texts = _C.kv_counter_texts()
         for name, value in self.stats().items():
             if not isinstance(value, str):
-                lines += [f"# TYPE hetero_kv_{name} gauge", f"hetero_kv_{name} {float(value):g}"]
+                metric = f"hetero_kv_{name}"
+                lines += [f"# HELP {metric} {texts[name]}", f"# TYPE {metric} gauge", f"{metric} {float(value):g}"]
         return "\n".join(lines) + "\n"
 
     def timeline(self) -> list[Transfer]:
-        """Returns the rows of `Request.timeline()` of the latest transfers, 8,192 at most, of requests that have ended."""
+        """Returns the rows of `Request.timeline()` of requests that have ended: the latest 8,192."""
         return self._core.timeline()
 
     def report(self, path: str | os.PathLike[str]) -> None:

@@ -180,6 +180,45 @@ TEST_CASE("a batch of small copies goes to the GPU and comes back, from pageable
   cudaFreeHost(pinned);
 }
 
+TEST_CASE("pieces of more bytes than a staging buffer go in a few batches, and a large one by itself") {
+  const std::unique_ptr<CudaDevice> device = first_gpu();
+  if (is_skipped(device == nullptr)) return;
+  constexpr size_t kPieces = 700, kPiece = 16 << 10, kLarge = 5 << 20, kAll = 2 * kPieces * kPiece + kLarge;
+  Result<Block> block = device->allocate(2 * kAll);
+  REQUIRE(block.ok());
+  std::vector<char> pageable(kAll);
+  void* pinned = nullptr;
+  REQUIRE(cudaMallocHost(&pinned, kAll) == cudaSuccess);
+  for (char* const host : {pageable.data(), static_cast<char*>(pinned)}) {
+    std::iota(host, host + kAll, 0);
+    std::vector<char> back(kAll);
+    char* const target = host == pinned ? host : back.data();
+    std::vector<CopyRange> in, out;
+    // Scattered in the device: pieces backwards, with gaps.
+    char* there = static_cast<char*>(block.value().data()) + 2 * kAll;
+    size_t here = 0;
+    for (size_t i = 0; i <= 2 * kPieces; ++i) {
+      const size_t bytes = i == kPieces ? kLarge : kPiece;
+      there -= bytes + 64;
+      in.push_back({there, host + here, bytes});
+      out.push_back({target + here, there, bytes});
+      here += bytes;
+    }
+    const std::vector<char> expected(host, host + kAll);
+    const DeviceCounters before = device->counters();
+    REQUIRE(device->queue(QueueKind::kHostToDevice).copy_batch(in).ok());
+    REQUIRE(device->queue(QueueKind::kHostToDevice).synchronize().ok());
+    std::fill(target, target + kAll, '\0');
+    REQUIRE(device->queue(QueueKind::kDeviceToHost).copy_batch(out).ok());
+    REQUIRE(device->queue(QueueKind::kDeviceToHost).synchronize().ok());
+    const DeviceCounters after = device->counters();
+    // 700 pieces are 11 MiB, three buffers, before the large one and behind it.
+    CHECK(after.copy_batches - before.copy_batches == (host == pinned ? 2 : 12));
+    CHECK(std::equal(expected.begin(), expected.end(), target));
+  }
+  cudaFreeHost(pinned);
+}
+
 TEST_CASE("a task runs on the calling thread with its queue's stream current") {
   const std::unique_ptr<CudaDevice> device = first_gpu();
   if (is_skipped(device == nullptr)) return;
