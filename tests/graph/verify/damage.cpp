@@ -92,7 +92,10 @@ bool Mutator::swap(Plan& plan) {
 bool Mutator::change_queue(Plan& plan) {
   if (plan.program.empty()) return false;
   Instruction& instruction = plan.program[below(plan.program.size())];
-  const auto queue = static_cast<QueueId>(below(queue_count(plan.device_count)));
+  // The programs have no host tasks; what else goes to the worker queue, plan/host_tasks_test.cpp
+  // tries.
+  auto queue = static_cast<QueueId>(below(queue_count(plan.device_count) - 1u));
+  if (queue >= kWorkerQueue) ++queue;
   if (queue == instruction.queue) return false;
   instruction.queue = queue;
   return true;
