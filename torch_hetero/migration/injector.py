@@ -74,8 +74,8 @@ class Injector:
 
     def set(self, owner: Any, name: str, before: Any, after: Any) -> None:
         """Sets an attribute and writes it down."""
-        self.journal.append((owner, name, before, after))
         setattr(owner, name, after)
+        self.journal.append((owner, name, before, after))
 
     def set_item(self, table: dict[Any, Any], key: Any, after: Any) -> None:
         """Sets an entry of a dict and writes it down."""

@@ -15,6 +15,7 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 import numpy as np
+import torch
 
 from torch_hetero.migration import bridges, session, threads, workers
 from torch_hetero.migration.context import NOTHING, replant
@@ -30,6 +31,8 @@ __all__ = ["PipelineMigrator"]
 
 PLAN, DIRECTORY, PID = "HETERO_MIGRATION_PLAN", "HETERO_MIGRATION_DIRECTORY", "HETERO_MIGRATION_PID"
 SELF_TESTS = 6
+# Py_TPFLAGS_HEAPTYPE: a class whose attributes can be set.
+HEAP_TYPE = 1 << 9
 
 
 class PipelineMigrator:
@@ -298,14 +301,16 @@ def resolve(rule: Rule) -> tuple[Site, ...] | None:
             site = site_of(f"{site.target}.{method}", found, method)
         elif not callable(found):
             raise PlanError(f"{rule.key!r}: {name} is no callable but {type(found).__name__}")
+        if isinstance(site.owner, type) and (site.owner is torch.Tensor or not site.owner.__flags__ & HEAP_TYPE):
+            raise PlanError(
+                f"{rule.key!r}: methods of {site.owner.__name__} cannot be patched; those of results follow without a rule"
+            )
         sites.append(site)
     return tuple(sites)
 
 
 def method_of(kind: type) -> str | None:
     """Returns the method that a call of an instance runs."""
-    import torch
-
     if issubclass(kind, torch.nn.Module):
         return "forward"
     return "__call__" if any("__call__" in vars(base) for base in kind.__mro__[:-1]) else None

@@ -75,7 +75,10 @@ def record(
     def replaced(argument: Any) -> Any:
         if type(argument) in (list, tuple):
             return type(argument)(replaced(entry) for entry in argument)
-        return values.get(id(argument), argument)
+        if id(argument) in values:
+            return values[id(argument)]
+        # The program may change a setting before the call is computed.
+        return argument.copy() if type(argument) is np.ndarray else argument
 
     if device is None:
         device = next((value.step.device for value in inputs if isinstance(value, Result)), "")

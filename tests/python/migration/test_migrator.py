@@ -147,6 +147,28 @@ def test_samples_with_settings_of_their_own_are_one_batch(library: types.ModuleT
         assert all(torch.equal(torch.as_tensor(np.asarray(handle)), batch[k]) for k, handle in enumerate(handles))
 
 
+def test_a_setting_that_the_program_changes_afterwards_does_not_reach_the_call(library: types.ModuleType) -> None:
+    @register
+    class Scaled(Strategy):
+        target = "photolib.brighten"
+        parameters = "image, amount=1"
+        data = ("image",)
+
+        def map(self, call: Any) -> Mapped:
+            return Mapped(call["image"], sample=(call["amount"].copy(),))
+
+        def run(self, inputs: Any, static: Any, sample: Any) -> torch.Tensor:
+            raise RuntimeError("computed by the original")
+
+    library.brighten = lambda image, amount=1: image + amount
+    library.brighten.__module__ = "photolib"
+    amount = np.full((4, 4), 2, np.uint8)
+    with PipelineMigrator({"photolib.brighten": "hetero"}):
+        result = library.brighten(noise(4, 4), amount)
+        amount[:] = 77
+        assert np.array_equal(result, noise(4, 4) + np.uint8(2))
+
+
 def test_two_results_of_the_same_step_are_computed_once(library: types.ModuleType) -> None:
     @register
     class Halves(Strategy):
@@ -605,6 +627,11 @@ def test_another_version_is_tested_and_refused_if_it_differs(
         ({"rules": [{"key": "cv2.flip"}, {"key": "cv2.flip"}]}, "has two rules for 'cv2.flip'"),
         ({"version": 9, "rules": []}, "has version 9; this hetero reads version 1"),
         ({"cv2.COLOR_BGR2GRAY": "hetero"}, "cv2.COLOR_BGR2GRAY is no callable but int"),
+        (
+            {"numpy.ndarray.astype": "hetero"},
+            "methods of ndarray cannot be patched; those of results follow without a rule",
+        ),
+        ({"torch.Tensor.to": "hetero"}, "methods of Tensor cannot be patched"),
         ({"cv2.flip": {"strategy": "cv2.nothing"}}, "there is no strategy for 'cv2.nothing'"),
         ({"strategies": ["no_such_module"], "rules": []}, "no_such_module cannot be imported"),
     ],
