@@ -70,6 +70,8 @@ class PipelineMigrator:
         self.rules: dict[tuple[str, ...], tuple[Rule, Strategy | None, str]] = {}
         self.names: dict[int, str] = {}
         self.is_active = False
+        # Whether calls may return handles.
+        self.moves = any(rule.mode != "cpu" for rule in self.plan.rules)
 
     def activate(self) -> PipelineMigrator:
         """Patches what the plan names. Calls of modules that are not imported yet are patched when they are.
@@ -95,7 +97,8 @@ class PipelineMigrator:
         try:
             self.pending = list(self.plan.rules)
             self.resolve_pending()
-            bridges.install(self.injector)
+            if self.moves:
+                bridges.install(self.injector)
             self.injector.sweep()
         except BaseException:
             self.take_back()
@@ -103,6 +106,9 @@ class PipelineMigrator:
         replant(self.decide)
         session.begin(session.Session(self.report, pid, self.debug))
         session.active().refresh = self.refresh
+        if not self.plan.rules:  # as `optimize` writes it where nothing gains: the program runs as it is
+            self.is_active = True
+            return self
         workers.install(self.injector)
         if any(len(rule.segments()) > 1 for rule in self.plan.rules):
             threads.install(self.injector)
@@ -130,7 +136,7 @@ class PipelineMigrator:
         replant(lambda path: NOTHING)
         if session.active() is not None and session.active().report is self.report:
             session.end()
-        if self.is_active and os.environ.get(PID) == str(os.getpid()):
+        if os.environ.get(PID) == str(os.getpid()):
             for variable in (PLAN, DIRECTORY, PID):
                 del os.environ[variable]
         self.rules.clear()
@@ -175,7 +181,8 @@ class PipelineMigrator:
     def refresh(self) -> None:
         """Patches callables that were defined or imported since the last time."""
         self.resolve_pending()
-        bridges.install(self.injector)
+        if self.moves:
+            bridges.install(self.injector)
         self.injector.sweep()
         self.report.collect()
         replant(self.decide)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import os
 import sys
 import threading
 import types
@@ -686,3 +687,13 @@ def test_keys_that_match_nothing_and_names_that_match_twice_are_reported(program
     finally:
         del sys.modules["other_program"]
     assert EXACT.exact and Spec("array", (2, 3), torch.uint8).nbytes == 6
+
+
+def test_an_empty_plan_patches_nothing() -> None:
+    """`optimize` writes one where nothing gains; the program then runs exactly as without it."""
+    modules = [cv2, torch, np, torch.utils.data._utils.worker, torch.utils.data._utils.fetch]
+    before = everything(modules)
+    with PipelineMigrator({"rules": [], "why": "nothing gains"}):
+        after = everything(modules)
+        assert [name for name in before if before[name] is not after[name]] == []
+        assert "HETERO_MIGRATION_PLAN" not in os.environ
