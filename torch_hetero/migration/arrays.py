@@ -257,7 +257,7 @@ def square_root(array: torch.Tensor) -> torch.Tensor:
 
 
 ROOT = Tolerance(0, 2.3e-16, note="exact in float32; the last digit of float64 may be rounded otherwise")
-# Of a float's digits; numpy and torch have different vector functions.
+# Relative to a float's value; numpy and torch have different vector functions.
 FUNCTION = Tolerance(1e-7, 5e-7, note="numpy and torch round transcendental functions differently, in the last digit")
 LOOSE = Tolerance(1e-6, 3e-6, note="numpy and torch round powers differently, in the last digits")
 
@@ -692,7 +692,7 @@ class Reduction(ArrayStrategy):
     """One element for all along some dimensions."""
 
     reduce: ClassVar[Callable[..., Any]]
-    # Of dtypes whose sums numpy rounds otherwise.
+    # The dtypes whose sums numpy rounds otherwise.
     halves: ClassVar[bool] = False
 
     def refuses(self, call: Call) -> str | None:

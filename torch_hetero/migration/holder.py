@@ -1,4 +1,4 @@
-"""What handles have in common: results that are not computed yet, as user code sees them.
+"""The common part of handles: results that are not computed yet, as user code sees them.
 
 A handle looks like the numpy array, PIL image or CPU tensor that the original function would have returned. Its size and
 type are known; its elements are computed when something reads them. A handle has a `Holder`, which is in one of two states:

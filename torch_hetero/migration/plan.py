@@ -48,7 +48,7 @@ class PlanError(ValueError):
 
 @dataclass(frozen=True)
 class Rule:
-    """What happens to calls at a context key.
+    """The rule for calls at a context key.
 
     Attributes:
         key: The context key.

@@ -27,7 +27,7 @@ WRITE_SECONDS = 1.0
 
 @dataclass
 class KeyCounts:
-    """What happened at one context key.
+    """The counters of one context key.
 
     Attributes:
         device_calls: Calls that a device computed.

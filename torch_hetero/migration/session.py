@@ -1,4 +1,4 @@
-"""What is active in this process: the report, and who computes values here."""
+"""The plan that is active in this process: its report, and who computes values here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of data, and data as tensors: numpy arrays, PIL images and CPU tensors."""
+"""Sizes and types of numpy arrays, PIL images and CPU tensors, and their elements as tensors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TORCH_DTYPES = {numpy_dtype: dtype for dtype, numpy_dtype in NUMPY_DTYPES.items(
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What is known of a value before it is computed.
+    """The kind, size and type of a value, known before it is computed.
 
     Attributes:
         kind: What user code sees: "array" (numpy), "image" (PIL), or on the CPU "tensor" or "tv_image", which is

@@ -21,7 +21,7 @@ __all__ = ["TensorHandle"]
 
 Tensor = torch.Tensor
 
-# What a tensor without storage can answer.
+# Questions that a tensor without storage can answer.
 METADATA = {
     Tensor.shape.__get__, Tensor.dtype.__get__, Tensor.device.__get__, Tensor.ndim.__get__, Tensor.layout.__get__,
     Tensor.requires_grad.__get__, Tensor.is_leaf.__get__, Tensor.grad.__get__, Tensor.grad_fn.__get__, Tensor.names.__get__,

@@ -31,7 +31,7 @@ __all__ = ["Action", "make_wrapper"]
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What happens to the calls of one path.
+    """The decision for the calls of one path.
 
     Attributes:
         rule: The plan's rule.

@@ -31,7 +31,7 @@ class Enough(BaseException):
 
 @dataclass
 class LoaderFacts:
-    """What a program's DataLoader is.
+    """The settings of a program's DataLoader.
 
     Attributes:
         dataset: The class of its dataset.
@@ -46,7 +46,7 @@ class LoaderFacts:
 
 @dataclass
 class Timings:
-    """What was measured.
+    """The measured times.
 
     Attributes:
         waits: Seconds that the program waited for each batch.

@@ -32,7 +32,7 @@ class ScriptFailed(Exception):
 
 @dataclass(frozen=True)
 class Settings:
-    """What a user may ask of `optimize`.
+    """The options of `optimize`.
 
     Attributes:
         batches: Batches that are traced, and that each measured run has.

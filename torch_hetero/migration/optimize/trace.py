@@ -59,7 +59,7 @@ class Sample:
 
 @dataclass
 class Seen:
-    """What was recorded at one context key.
+    """The record of one context key.
 
     Attributes:
         key: The context key.

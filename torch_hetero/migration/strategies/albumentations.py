@@ -51,7 +51,7 @@ class Albumentations(OpenCV):
 
 
 class Albucore:
-    """What functions of albucore have instead."""
+    """Support by albucore's functions, which the strategies stand for."""
 
     library: ClassVar[str] = "albucore"
     versions: ClassVar[tuple[str, ...]] = ("0.0.24",)

@@ -124,7 +124,7 @@ def settings_of(module: Any) -> tuple[Any, ...]:
 
 
 class Spectrum(Audio):
-    """What begins with a spectrogram."""
+    """Transforms that begin with a spectrogram."""
 
     tolerance = SPECTRUM
 
@@ -848,7 +848,7 @@ class TimeMasking(FrequencyMasking):
     )
 
 
-# What stays.
+# Functions that stay on the CPU.
 
 
 class Serial(OnHost):

@@ -198,7 +198,7 @@ def saturated(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return values.to(dtype)
     low, high = LIMITS[dtype]
     if values.dtype.is_floating_point:
-        # What does not fit an int of 32 bits becomes the least one, NaN too.
+        # Values that do not fit an int of 32 bits become the least one, NaN too.
         values = torch.where(values < 2.0**31, values.round(), -(2.0**31))
     return values.clamp(low, high).to(dtype)
 

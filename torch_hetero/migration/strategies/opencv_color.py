@@ -87,7 +87,7 @@ def from_yuv(y: torch.Tensor, u: torch.Tensor, v: torch.Tensor) -> Planes:
     return y + shifted(v * 18678, 14), y + shifted(u * -6472 + v * -9519, 14), y + shifted(u * 33292, 14)
 
 
-# Of 4096, by rows.
+# In units of 1/4096, by rows.
 RGB_TO_XYZ = ((1689, 1465, 739), (871, 2929, 296), (79, 488, 3892))
 XYZ_TO_RGB = ((13273, -6296, -2042), (-3970, 7684, 170), (228, -836, 4331))
 

@@ -34,7 +34,7 @@ SHAPE_METHODS = "view contiguous clone __getitem__ expand expand_as repeat t unf
 # Sums, whose order may be another one.
 REDUCTIONS = "mean sum std var amax amin norm".split()
 
-# Of a float tensor and a number: the same bits if the number is an element of a tensor.
+# A float tensor and a number give the same bits if the number is an element of a tensor.
 SCALES = "add sub mul div true_divide __rsub__ __rdiv__ __rtruediv__ rsub".split()
 BOOLEANS = ("__and__", "__or__", "__xor__", "__invert__")
 # Their last bit depends on whether an element is computed in a full vector.

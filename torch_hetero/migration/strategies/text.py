@@ -89,7 +89,7 @@ class PadSequence(Strategy):
 
 
 class Tokenizer(OnHost):
-    """What turns text into ids, or handles lists of ids."""
+    """Functions that turn text into ids, or handle lists of ids."""
 
     family = "text"
     reason = "tokenizers stay on the CPU: text is no array, and they use several threads there"
