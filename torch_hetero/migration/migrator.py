@@ -23,7 +23,7 @@ from torch_hetero.migration.injector import ImportHook, Injector, own_code
 from torch_hetero.migration.names import ORIGINAL, Site, is_module, locate, site_of, unwrapped
 from torch_hetero.migration.plan import Plan, PlanError, Rule, version_of
 from torch_hetero.migration.report import Report
-from torch_hetero.migration.strategy import Strategy, all_strategies, find, load_entry_points
+from torch_hetero.migration.strategy import OnHost, Strategy, all_strategies, find, load_entry_points
 from torch_hetero.migration.trial import trial
 from torch_hetero.migration.wrapper import Action, make_wrapper
 
@@ -31,6 +31,7 @@ __all__ = ["PipelineMigrator"]
 
 PLAN, DIRECTORY, PID = "HETERO_MIGRATION_PLAN", "HETERO_MIGRATION_DIRECTORY", "HETERO_MIGRATION_PID"
 SELF_TESTS = 6
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 # Py_TPFLAGS_HEAPTYPE: a class whose attributes can be set.
 HEAP_TYPE = 1 << 9
 
@@ -378,12 +379,21 @@ def changed(strategy: Strategy, original: Callable[..., Any]) -> str:
     if module.split(".")[0] not in (root, "builtins") and not module.startswith("_"):
         return f"{strategy.target} was replaced by {module} before the plan became active"
     try:
-        names = list(inspect.signature(original).parameters)
+        signature = inspect.signature(original)
     except (TypeError, ValueError):
         return ""  # written in C
-    expected = list(inspect.signature(strategy.bind).parameters)
-    if names[: len(expected)] != expected:
-        return (
-            f"the signature of {strategy.target} is ({', '.join(names)}), its strategy expects ({', '.join(expected)})"
-        )
+    known = inspect.signature(strategy.bind).parameters
+    if isinstance(strategy, OnHost) or any(parameter.kind in VARIADIC for parameter in known.values()):
+        return ""
+    names, expected = positional_names(signature.parameters), positional_names(known)
+    both = min(len(names), len(expected))
+    takes_others = any(parameter.kind in VARIADIC for parameter in signature.parameters.values())
+    if names[:both] != expected[:both] or not takes_others and not known.keys() <= signature.parameters.keys():
+        theirs, ours = ", ".join(signature.parameters), ", ".join(known)
+        return f"the signature of {strategy.target} is ({theirs}), its strategy expects ({ours})"
     return ""
+
+
+def positional_names(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
+    """Returns the names of parameters that may be given by position, in order."""
+    return [name for name, entry in parameters.items() if entry.kind not in (*VARIADIC, inspect.Parameter.KEYWORD_ONLY)]

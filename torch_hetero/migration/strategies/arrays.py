@@ -82,7 +82,8 @@ class AsArray(Conversion):
 @register
 class Array(Conversion):
     target = "numpy.array"
-    parameters = 'a, dtype=None, *, copy=True, order="K", subok=False, ndmin=0, like=None'
+    parameters = 'object, dtype=None, *, copy=True, order="K", subok=False, ndmin=0, like=None'
+    data = ("object",)
 
     def refuses(self, call: Call) -> str | None:
         return super().refuses(call) or (None if call["copy"] is True else "copy= is given")
