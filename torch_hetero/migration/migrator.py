@@ -71,6 +71,7 @@ class PipelineMigrator:
         self.rules: dict[tuple[str, ...], tuple[Rule, Strategy | None, str]] = {}
         self.names: dict[int, str] = {}
         self.is_active = False
+        self.in_child = False
         # Whether calls may return handles.
         self.moves = any(rule.mode != "cpu" for rule in self.plan.rules)
 
@@ -93,6 +94,7 @@ class PipelineMigrator:
             self.note(f"the plan may not fit: {change}")
         parent = os.environ.get(PID, "")
         child = os.environ.get(DIRECTORY) if parent not in ("", str(os.getpid())) else None
+        self.in_child = child is not None
         self.report = Report(child)
         pid = int(parent) if child is not None else os.getpid()
         try:
@@ -195,7 +197,12 @@ class PipelineMigrator:
             PlanError: A key names what does not exist, or several things.
         """
         for rule in list(self.pending):
-            sites = resolve(rule)
+            try:
+                sites = resolve(rule)
+            except PlanError:
+                if not self.in_child:
+                    raise
+                continue  # a child's path may not have the program's folder yet; the parent has checked the plan
             if sites is None:
                 continue
             self.pending.remove(rule)

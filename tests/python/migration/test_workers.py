@@ -30,7 +30,7 @@ def uses_of_devices() -> int:
     return sum(_C.counters()["nodes"].values()) + 10**6 * torch.cuda.is_initialized()
 
 
-class Photos(Dataset):
+class Pictures(Dataset):
     """Images that are flipped at random, as random crops would be: the number of steps differs between samples."""
 
     def __init__(self, count: int = 8, broken: int = -1, large: bool = False) -> None:
@@ -59,11 +59,11 @@ class Stream(IterableDataset):
     def __iter__(self) -> Any:
         information = get_worker_info()
         first, step = (0, 1) if information is None else (information.id, information.num_workers)
-        return (Photos()[index] for index in range(first, 8, step))
+        return (Pictures()[index] for index in range(first, 8, step))
 
 
 def batches(dataset: Any = None, **options: Any) -> list[dict[str, torch.Tensor]]:
-    loader = DataLoader(dataset or Photos(), batch_size=4, **options)
+    loader = DataLoader(dataset or Pictures(), batch_size=4, **options)
     return [{name: entry.cpu() for name, entry in batch.items()} for batch in loader]
 
 
@@ -95,7 +95,7 @@ def test_batches_are_the_same_and_computed_by_the_parent(workers: int) -> None:
 def test_options_of_the_loader_make_no_difference(options: dict[str, Any]) -> None:
     want = batches()
     with PipelineMigrator(PLAN):
-        loader = DataLoader(Photos(), batch_size=4, num_workers=2, **options)
+        loader = DataLoader(Pictures(), batch_size=4, num_workers=2, **options)
         for _ in range(2):
             assert_equal([{name: entry.cpu() for name, entry in batch.items()} for batch in loader], want)
 
@@ -110,9 +110,9 @@ def test_streams_are_shipped_as_well() -> None:
 
 def test_the_smallest_bytes_travel() -> None:
     """A crop to a sixteenth is computed by the worker; the parent gets that, and does the rest."""
-    want = batches(Photos(large=True))
+    want = batches(Pictures(large=True))
     with PipelineMigrator(PLAN) as migrator:
-        assert_equal(batches(Photos(large=True), num_workers=2), want)
+        assert_equal(batches(Pictures(large=True), num_workers=2), want)
     total = migrator.report.total()
     assert total["cv2.flip"].device_calls == 0 and total["cv2.flip"].host_calls == 12
     assert total["numpy.ndarray.astype"].device_calls == 8
@@ -122,7 +122,7 @@ def test_the_smallest_bytes_travel() -> None:
 def test_an_error_in_a_dataset_arrives_and_the_next_epoch_works(workers: int) -> None:
     with PipelineMigrator(PLAN):
         with pytest.raises(cv2.error):
-            batches(Photos(broken=5), num_workers=workers)
+            batches(Pictures(broken=5), num_workers=workers)
         assert len(batches(num_workers=workers)) == 2
 
 
@@ -164,7 +164,7 @@ import numpy as np, torch, cv2
 from cv2 import flip as mirrored
 from torch.utils.data import DataLoader, Dataset
 
-class Photos(Dataset):
+class Pictures(Dataset):
     def __len__(self):
         return 8
     def __getitem__(self, index):
@@ -175,7 +175,7 @@ class Photos(Dataset):
         return torch.from_numpy(image.astype(np.float32) / 255), torch.cuda.is_initialized()
 
 def total(method):
-    loader = DataLoader(Photos(), batch_size=4, num_workers=2, multiprocessing_context=method)
+    loader = DataLoader(Pictures(), batch_size=4, num_workers=2, multiprocessing_context=method)
     return torch.cat([pixels.cpu() for pixels, used in loader if not used.any()])
 
 if __name__ == "__main__":
