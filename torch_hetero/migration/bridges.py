@@ -21,9 +21,11 @@ from torch_hetero.migration.holder import HANDLES, on_host, record_call
 from torch_hetero.migration.injector import Injector
 from torch_hetero.migration.names import ORIGINAL, site_of
 
-__all__ = ["install"]
+__all__ = ["MODULES", "install"]
 
 CONVERSIONS = ("torch.from_numpy", "torch.as_tensor", "torch.tensor", "torch.asarray", "PIL.Image.fromarray")
+# Modules whose functions are bridged, also when they are imported later.
+MODULES = ("cv2", "PIL.Image")
 # Everyone calls these, and they take handles by themselves: other names for them stay.
 UNSWEPT = ("numpy.asarray", "numpy.array")
 

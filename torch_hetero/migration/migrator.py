@@ -100,9 +100,7 @@ class PipelineMigrator:
         try:
             self.pending = list(self.plan.rules)
             self.resolve_pending()
-            if self.moves:
-                bridges.install(self.injector)
-            self.injector.sweep()
+            self.spread()
         except BaseException:
             self.take_back()
             raise
@@ -171,22 +169,37 @@ class PipelineMigrator:
         )
 
     def waits_for(self, module: str) -> bool:
-        """Whether a module's import may bring what a rule names."""
-        return any(
-            rule.segments()[0].startswith(module + ".") or "." not in rule.segments()[0] and is_own_name(module)
-            for rule in self.pending
+        """Whether a module's import may bring what a rule names, or functions that must know handles."""
+        return (
+            self.moves
+            and module in bridges.MODULES
+            or any(
+                rule.segments()[0].startswith(module + ".") or "." not in rule.segments()[0] and is_own_name(module)
+                for rule in self.pending
+            )
         )
 
     def imported(self, module: ModuleType) -> None:
-        """Patches what a module brought."""
-        self.refresh()
+        """Patches what a module brought. Most imports bring nothing, and cost no sweep."""
+        before = len(self.pending)
+        self.resolve_pending()
+        if len(self.pending) < before or module.__name__ in bridges.MODULES:
+            self.regrow()
 
     def refresh(self) -> None:
         """Patches callables that were defined or imported since the last time."""
         self.resolve_pending()
+        self.regrow()
+
+    def spread(self) -> None:
+        """Takes the patches to the other names of their functions, and to functions that must know handles."""
         if self.moves:
             bridges.install(self.injector)
         self.injector.sweep()
+
+    def regrow(self) -> None:
+        """Takes patches that were added everywhere; the contexts decide again."""
+        self.spread()
         self.report.collect()
         replant(self.decide)
 

@@ -102,7 +102,7 @@ def act(
         except Exception as error:  # a strategy may be anyone's code
             reason = f"its strategy raised {type(error).__name__}: {error}"
         else:
-            return tree_map_handles(result) if rule.mode == "inline" else result
+            return on_host(result) if rule.mode == "inline" else result
         return run_original(action, original, positional, keywords, reason)
     finally:
         leave(token)
@@ -169,13 +169,6 @@ def check_size(rule: Rule, positional: tuple[Any, ...], keywords: dict[str, Any]
         size += spec.nbytes if spec is not None else 0
     if size < rule.minimum_bytes:
         raise Unsupported(f"its inputs have fewer than {rule.minimum_bytes} bytes")
-
-
-def tree_map_handles(result: Any) -> Any:
-    """Returns a result with handles computed."""
-    if type(result) in HANDLES:
-        return result._hetero_host()
-    return type(result)(map(tree_map_handles, result)) if type(result) in (tuple, list) else result
 
 
 def track_generator(node: Node, generator: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:

@@ -5,6 +5,7 @@ HETERO_MIGRATION_CALLS is the number of random calls of each strategy; 1,000 and
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
 import warnings
@@ -55,6 +56,15 @@ def check_examples(strategy: Strategy, device: str, count: int) -> None:
     assert len(outcomes) == count
     assert {outcome.reason for outcome in outcomes} == {None}
     assert [outcome for outcome in outcomes if not outcome.accepted] == []
+
+
+def check_parameters(strategy: Strategy) -> None:
+    """A strategy has its original's parameters and defaults; an enumeration's member may stand as its value."""
+    parameters = inspect.signature(original_of(strategy.target)).parameters.values()
+    bound = inspect.signature(strategy.bind).parameters.values()
+    assert [parameter.name for parameter in bound] == [parameter.name for parameter in parameters]
+    for mine, theirs in zip(bound, parameters, strict=True):
+        assert mine.default == getattr(theirs.default, "value", theirs.default)
 
 
 @contextmanager

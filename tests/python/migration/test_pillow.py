@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -15,13 +14,13 @@ from strategy_checks import (
     check_batches,
     check_examples,
     check_one_batch,
+    check_parameters,
     reason_of,
     step_of,
     strategies_of,
 )
 
 from torch_hetero.migration.evaluate import evaluate
-from torch_hetero.migration.names import original_of
 from torch_hetero.migration.record import results
 from torch_hetero.migration.spec import BANDS, from_tensor, spec_of
 from torch_hetero.migration.strategies import pillow_filters, pillow_pixels, pillow_sampling
@@ -63,11 +62,7 @@ def test_calls_share_batches(strategy: Strategy, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_parameters_are_the_originals(strategy: Strategy) -> None:
-    parameters = inspect.signature(original_of(strategy.target)).parameters.values()
-    bound = inspect.signature(strategy.bind).parameters.values()
-    assert [parameter.name for parameter in bound] == [parameter.name for parameter in parameters]
-    for mine, theirs in zip(bound, parameters, strict=True):
-        assert mine.default == theirs.default
+    check_parameters(strategy)
 
 
 EACH_ITS_OWN: dict[str, Callable[[Any, int], tuple[tuple[Any, ...], dict[str, Any]]]] = {

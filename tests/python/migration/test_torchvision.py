@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,10 +11,18 @@ import numpy as np
 import pytest
 import torch
 from helpers import needs_hetero
-from strategy_checks import CALLS, DEVICES, check_batches, check_examples, check_one_batch, reason_of, strategies_of
+from strategy_checks import (
+    CALLS,
+    DEVICES,
+    check_batches,
+    check_examples,
+    check_one_batch,
+    check_parameters,
+    reason_of,
+    strategies_of,
+)
 
 from torch_hetero.migration import PipelineMigrator
-from torch_hetero.migration.names import original_of
 from torch_hetero.migration.spec import from_tensor, spec_of, to_tensor
 from torch_hetero.migration.strategies import pillow_sampling
 from torch_hetero.migration.strategy import Strategy, find
@@ -66,11 +73,7 @@ def test_calls_share_batches(strategy: Strategy, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_parameters_are_the_originals(strategy: Strategy) -> None:
-    parameters = inspect.signature(original_of(strategy.target)).parameters.values()
-    bound = inspect.signature(strategy.bind).parameters.values()
-    assert [parameter.name for parameter in bound] == [parameter.name for parameter in parameters]
-    for mine, theirs in zip(bound, parameters, strict=True):
-        assert mine.default == getattr(theirs.default, "value", theirs.default)
+    check_parameters(strategy)
 
 
 def test_both_versions_have_the_functionals_of_images() -> None:
