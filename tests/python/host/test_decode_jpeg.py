@@ -211,6 +211,29 @@ def test_repeated_programs_replay_with_other_files() -> None:
 
 
 @needs_hetero
+def test_the_worker_queue_runs_after_an_accelerator_was_taken_away() -> None:
+    run_python_ok(
+        """
+        import torch, torch_hetero
+        from counters import counting
+        from test_decode_jpeg import by_pillow, decode_jpegs, jpeg, pixels
+
+        files = [jpeg(pixels(240, 320, 3, seed)) for seed in range(4)]
+        expected = torch.stack([by_pillow(file).float().mean() for file in files])
+        for accelerator in "none", "sim", "none":
+            torch.hetero.config.accelerator = accelerator
+            for _ in range(2):
+                with counting() as seen:
+                    images = decode_jpegs([file.to("hetero") for file in files], [240] * 4, [320] * 4)
+                    means = torch.stack([image.float().mean() for image in images]).cpu()
+                assert torch.equal(means, expected)
+            assert accelerator == "sim" or seen.host_tasks >= 3, seen.host_tasks
+        """,
+        {"HETERO_ACCELERATOR": "none", "HETERO_FUSION": "0", "PYTHONPATH": HERE},
+    )
+
+
+@needs_hetero
 def test_decoding_overlaps_with_a_simulated_accelerator() -> None:
     out = run_python_ok(
         """
