@@ -358,7 +358,7 @@ def find_site(rule: Rule, name: str) -> Site | None:
         except ImportError as error:
             raise PlanError(f"{rule.key!r}: {error}") from None
     found: dict[int, Site] = {}
-    for module_name, module in list(sys.modules.items()):
+    for module_name, module in sys.modules.copy().items():
         namespace = getattr(module, "__dict__", None)
         if type(namespace) is not dict or name not in namespace or not own_code(module):
             continue
