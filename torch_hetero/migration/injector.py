@@ -215,6 +215,7 @@ class ImportHook(importlib.abc.MetaPathFinder):
 
             def exec_module(module: ModuleType) -> None:
                 execute(module)
+                module.__spec__._initializing = False  # as importlib does next: the module is whole now
                 self.imported(module)
 
             spec.loader.exec_module = exec_module

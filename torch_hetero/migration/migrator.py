@@ -216,7 +216,7 @@ class PipelineMigrator:
                 if not self.in_child:
                     raise
                 continue  # a child's path may not have the program's folder yet; the parent has checked the plan
-            if sites is None:
+            if sites is None or rule not in self.pending:  # to look for it may import its module, which patches it
                 continue
             self.pending.remove(rule)
             names = tuple(self.patch(site) for site in sites)
