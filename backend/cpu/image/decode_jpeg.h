@@ -6,8 +6,8 @@
 // is not applied.
 //
 // A file whose data ends early is an error, as Pillow has it. So is one with data that does not
-// decode, unless `Damage::kAllowed` is given: then pixels are what libjpeg makes of it, as Pillow and
-// OpenCV have it. Files of four components (CMYK) are refused.
+// decode, unless damage is allowed: then pixels are what libjpeg makes of it, as Pillow and OpenCV
+// have it. Files of four components (CMYK) are refused.
 //
 // Thread safety: pure functions, on the calling thread alone.
 
