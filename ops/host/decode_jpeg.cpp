@@ -40,7 +40,8 @@ std::span<const uint8_t> bytes_of(const Tensor& file) {
   return {file.const_data_ptr<uint8_t>(), static_cast<size_t>(file.numel())};
 }
 
-Tensor decode_jpeg_meta(const Tensor& file, int64_t height, int64_t width, int64_t channels, bool bgr) {
+Tensor decode_jpeg_meta(const Tensor& file, int64_t height, int64_t width, int64_t channels, bool bgr,
+                        bool /*allow_damaged*/) {
   check_file(file);
   order_of(channels, bgr);
   for (const auto& [name, size] : {std::pair{"height", height}, std::pair{"width", width}}) {
@@ -50,29 +51,30 @@ Tensor decode_jpeg_meta(const Tensor& file, int64_t height, int64_t width, int64
   return at::empty({height, width, channels}, file.options());
 }
 
-void decode_into(const Tensor& file, PixelOrder order, const Tensor& pixels) {
+void decode_into(const Tensor& file, PixelOrder order, const Tensor& pixels, bool allow_damaged) {
   const Tensor dense = file.contiguous();
   const Status status =
-      backend::decode_jpeg(bytes_of(dense), order, pixels.size(0), pixels.size(1), pixels.mutable_data_ptr<uint8_t>());
+      backend::decode_jpeg(bytes_of(dense), order, pixels.size(0), pixels.size(1), pixels.mutable_data_ptr<uint8_t>(),
+                           allow_damaged ? backend::Damage::kAllowed : backend::Damage::kRefused);
   TORCH_CHECK(status.ok(), "decode_jpeg: ", status.message());
 }
 
-Tensor decode_jpeg(const Tensor& file, int64_t height, int64_t width, int64_t channels, bool bgr) {
-  Tensor pixels = decode_jpeg_meta(file, height, width, channels, bgr);
-  decode_into(file, order_of(channels, bgr), pixels);
+Tensor decode_jpeg(const Tensor& file, int64_t height, int64_t width, int64_t channels, bool bgr, bool allow_damaged) {
+  Tensor pixels = decode_jpeg_meta(file, height, width, channels, bgr, allow_damaged);
+  decode_into(file, order_of(channels, bgr), pixels, allow_damaged);
   return pixels;
 }
 
 std::vector<Tensor> decode_jpegs(TensorList files, at::IntArrayRef heights, at::IntArrayRef widths, int64_t channels,
-                                 bool bgr) {
+                                 bool bgr, bool allow_damaged) {
   TORCH_CHECK(heights.size() == files.size() && widths.size() == files.size(), "decode_jpegs: there are ", files.size(),
               " files, ", heights.size(), " heights and ", widths.size(), " widths");
   static const auto decode = c10::Dispatcher::singleton()
                                  .findSchemaOrThrow("hetero::decode_jpeg", "")
-                                 .typed<Tensor(const Tensor&, int64_t, int64_t, int64_t, bool)>();
+                                 .typed<Tensor(const Tensor&, int64_t, int64_t, int64_t, bool, bool)>();
   std::vector<Tensor> images;
   for (size_t i = 0; i < files.size(); ++i) {
-    images.push_back(decode.call(files[i], heights[i], widths[i], channels, bgr));
+    images.push_back(decode.call(files[i], heights[i], widths[i], channels, bgr, allow_damaged));
   }
   return images;
 }
@@ -100,16 +102,20 @@ bool run_decode_jpeg(const graph::Invocation& invocation) {
   const int64_t sizes[] = {arguments[1].toInt(), arguments[2].toInt(), channels};
   if (pixels.scalar_type() != at::kByte || pixels.sizes() != at::IntArrayRef(sizes)) return false;
   const PixelOrder order = order_of(channels, arguments[4].toBool());
+  const bool allow_damaged = arguments[5].toBool();
   const Tensor& file = arguments[0].toTensor();
   check_file(file);
-  run_profiled(invocation.traits->name.c_str(), [&] { decode_into(file, order, pixels); });
+  run_profiled(invocation.traits->name.c_str(), [&] { decode_into(file, order, pixels, allow_damaged); });
   return true;
 }
 
 TORCH_LIBRARY_FRAGMENT(hetero, library) {
-  library.def("decode_jpeg(Tensor file, int height, int width, int channels=3, *, bool bgr=False) -> Tensor");
   library.def(
-      "decode_jpegs(Tensor[] files, int[] heights, int[] widths, int channels=3, *, bool bgr=False) -> Tensor[]");
+      "decode_jpeg(Tensor file, int height, int width, int channels=3, *, bool bgr=False, bool allow_damaged=False)"
+      " -> Tensor");
+  library.def(
+      "decode_jpegs(Tensor[] files, int[] heights, int[] widths, int channels=3, *, bool bgr=False,"
+      " bool allow_damaged=False) -> Tensor[]");
   library.def("jpeg_size(Tensor file) -> int[]");
 }
 

@@ -1,8 +1,9 @@
 // hetero::decode_jpeg and its companions: the pixels of JPEG files as tensors.
 //
-//   decode_jpeg(Tensor file, int height, int width, int channels=3, *, bool bgr=False) -> Tensor
-//   decode_jpegs(Tensor[] files, int[] heights, int[] widths, int channels=3, *, bool bgr=False)
-//       -> Tensor[]
+//   decode_jpeg(Tensor file, int height, int width, int channels=3, *, bool bgr=False,
+//               bool allow_damaged=False) -> Tensor
+//   decode_jpegs(Tensor[] files, int[] heights, int[] widths, int channels=3, *, bool bgr=False,
+//                bool allow_damaged=False) -> Tensor[]
 //   jpeg_size(Tensor file) -> int[]
 //
 // file     uint8 [bytes]: a whole JPEG file
@@ -10,6 +11,8 @@
 //                 the CPU, or from one of the device, whose bytes it then waits for
 // channels  3 for colours, 1 for grey
 // bgr       blue first, as cv2.imdecode has it; otherwise red first, as Pillow has it
+// allow_damaged   data that does not decode, but is there to its end, is no error: pixels are those
+//                 that Pillow and cv2 have
 // result    uint8 [height, width, channels]
 //
 // decode_jpeg is a host task (HOST_TASK in ops/table/op_table.def): on the device, the CPU's worker

@@ -26,7 +26,18 @@ from torch_hetero.migration.record import record, results
 from torch_hetero.migration.spec import Spec, checksum, spec_of, to_tensor
 from torch_hetero.migration.strategy import Strategy, Unsupported, find
 
-__all__ = ["HANDLES", "Holder", "capture", "handle_of", "migrate", "on_host", "record_call", "register_handle", "share"]
+__all__ = [
+    "HANDLES",
+    "Holder",
+    "Unreadable",
+    "capture",
+    "handle_of",
+    "migrate",
+    "on_host",
+    "record_call",
+    "register_handle",
+    "share",
+]
 
 # The types of handles. Their instances have `_hetero_holder`, and `_hetero_host()`, which returns what user code may share.
 HANDLES: set[type] = set()
@@ -121,6 +132,10 @@ def share(base: Any, handle: Any, view: Callable[[Any], Any]) -> None:
         holder.keep(view(above.data))
 
 
+class Unreadable(Exception):
+    """Data cannot be read; the cause is its own error, such as PIL's for a truncated file."""
+
+
 class Snapshots:
     """Copies of user code's own arrays, images and tensors, kept while those live."""
 
@@ -153,6 +168,7 @@ def capture(data: Any) -> Value | None:
 
     Raises:
         Unsupported: The elements cannot be a tensor.
+        Unreadable: To read them failed, and may not fail a second time.
     """
     if type(data) in HANDLES:
         return data._hetero_holder.current()
@@ -160,7 +176,10 @@ def capture(data: Any) -> Value | None:
         spec = spec_of(data)
     except TypeError as error:
         raise Unsupported(str(error)) from None
-    return None if spec is None else SNAPSHOTS.source(data, spec)
+    try:
+        return None if spec is None else SNAPSHOTS.source(data, spec)
+    except Exception as error:
+        raise Unreadable from error
 
 
 def on_host(argument: Any) -> Any:
@@ -202,6 +221,7 @@ def migrate(
 
     Raises:
         Unsupported: The strategy does not cover the call, failed too often, or is not exact.
+        Unreadable: An argument's data cannot be read.
         TypeError: The arguments are not the function's.
     """
     current = session.active()
@@ -221,9 +241,8 @@ def migrate(
     if step.outputs[0].kind == "image" and step.inputs[0].spec.kind == "image" and hasattr(positional[0], "info"):
         for handle in handles:
             handle.info = dict(positional[0].info)  # as PIL's methods do
-    if build is not None:
-        return build(*handles)
-    return handles[0] if len(handles) == 1 else tuple(handles)
+    result = build(*handles) if build is not None else handles[0] if len(handles) == 1 else tuple(handles)
+    return strategy.returned(result, lambda: original(*positional, **keywords))
 
 
 def record_call(
@@ -238,6 +257,8 @@ def record_call(
         return NotImplemented
     try:
         return migrate(strategy, original, positional, keywords)
+    except Unreadable as error:
+        raise error.__cause__ from None
     except (Unsupported, TypeError) as error:
         session.count_fallback(target, str(error))
         return NotImplemented

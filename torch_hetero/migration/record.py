@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from torch_hetero.migration.names import unwrapped
-from torch_hetero.migration.recipe import Result, Step, Value
-from torch_hetero.migration.spec import Spec
+from torch_hetero.migration.recipe import Result, Source, Step, Value
+from torch_hetero.migration.spec import Spec, spec_of, to_tensor
 from torch_hetero.migration.strategy import Call, OnHost, Strategy, Unsupported
 
 __all__ = ["record", "results"]
@@ -45,6 +45,11 @@ def record(
     arguments = strategy.bind(*positional, **keywords)
     inputs: list[Value] = []
     values: dict[int, Any] = {}  # by the object that was captured; snapshots of constants, too
+    read = strategy.read(arguments)
+    if read:
+        arguments |= read
+        positional, keywords = (), dict(arguments)
+        values = {id(data): Source(spec_of(data), to_tensor(data)) for data in read.values()}
 
     def captured(data: Any) -> Any:
         if type(data) in (list, tuple):
@@ -61,12 +66,20 @@ def record(
         inputs.append(value)
         return value.spec
 
+    given = {name: arguments[name] for name in strategy.data}
+
+    def elements_of(name: str) -> torch.Tensor:
+        value = values[id(given[name])]
+        if not isinstance(value, Source) or value.data.device.type != "cpu":
+            raise Unsupported(f"{name}= is not on the host")
+        return value.data
+
     for name in strategy.data:
         arguments[name] = captured(arguments[name])
     if not inputs:
         small = f", or it has at most {strategy.constants} elements" if strategy.constants else ""
         raise Unsupported(f"no argument is an array, an image or a tensor{small}")
-    call = Call(arguments)
+    call = Call(arguments, elements_of)
     reason = strategy.supports(call)
     if reason is not None:
         raise Unsupported(reason)

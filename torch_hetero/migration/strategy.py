@@ -121,12 +121,17 @@ class Call:
     """The arguments of a call by the target's parameter names. Data is there as `Spec`s, settings as they were given.
 
     A data parameter that was given something else, such as the number in ``cv2.add(image, 3)``, is a setting.
+
+    Attributes:
+        arguments: The arguments, by name.
+        elements_of: Returns the elements of a data parameter on the CPU, for strategies whose results have sizes that
+            depend on them, such as those that decode files. Raises `Unsupported` if they are not computed yet.
     """
 
-    __slots__ = ("arguments",)
+    __slots__ = ("arguments", "elements_of")
 
-    def __init__(self, arguments: dict[str, Any]) -> None:
-        self.arguments = arguments
+    def __init__(self, arguments: dict[str, Any], elements_of: Callable[[str], torch.Tensor] | None = None) -> None:
+        self.arguments, self.elements_of = arguments, elements_of
 
     def __getitem__(self, name: str) -> Any:
         return self.arguments[name]
@@ -196,6 +201,14 @@ class Strategy:
     # From positional and keyword arguments to a dict by parameters; made by `register`.
     bind: Callable[..., dict[str, Any]]
 
+    def read(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Returns arguments that stand for others, by name: the bytes of a file in place of its path.
+
+        Where there are some, the original that computes the call is `Mapped.original`, which gets all arguments by name.
+        May raise `Unsupported`.
+        """
+        return {}
+
     def supports(self, call: Call) -> str | None:
         """Returns None if `run` can compute this call, else the reason: "16-bit images stay on the CPU"."""
         return None
@@ -232,6 +245,15 @@ class Strategy:
     def tolerance_of(self, static: Any, outputs: Sequence[Spec]) -> Tolerance:
         """Returns the tolerance of calls with these settings and results, for strategies of which some are exact."""
         return EXACT if self.exact_bytes and all(spec.dtype == torch.uint8 for spec in outputs) else self.tolerance
+
+    def returned(self, result: Any, opened: Callable[[], Any]) -> Any:
+        """Returns what user code gets for a recorded call, where the handle lacks something. May raise `Unsupported`.
+
+        Args:
+            result: The handle, or what `Mapped.build` made.
+            opened: Makes the call by the original.
+        """
+        return result
 
     def data_results(self, result: Any) -> tuple[Any, ...]:
         """Returns the data in what the original returned, in the order of `Mapped.outputs`."""

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 
 from torch_hetero.migration import session
 from torch_hetero.migration.context import Node, current, enter, leave
-from torch_hetero.migration.holder import HANDLES, capture, handle_of, migrate, on_host
+from torch_hetero.migration.holder import HANDLES, Unreadable, capture, handle_of, migrate, on_host
 from torch_hetero.migration.plan import Rule
 from torch_hetero.migration.recipe import Source
 from torch_hetero.migration.spec import Spec, spec_of
@@ -97,6 +97,8 @@ def act(
             result = migrate(action.strategy, original, positional, keywords, action.key, rule.device, rule.exact)
         except Unsupported as unsupported:
             reason = str(unsupported)
+        except Unreadable as error:  # as the original would find when it reads the data
+            raise error.__cause__ from None
         except TypeError as error:  # the arguments do not fit: the original says so in its own words
             reason = f"its arguments: {error}"
         except Exception as error:  # a strategy may be anyone's code
@@ -137,6 +139,8 @@ def run_moved(
             value = capture(argument)
         except Unsupported:
             return argument
+        except Unreadable as error:
+            raise error.__cause__ from None
         return argument if value is None or type(argument) in HANDLES else handle_of(value)
 
     def returned(result: Any) -> Any:

@@ -30,7 +30,7 @@ Result<JpegSize> read_jpeg_size(std::span<const uint8_t> /*file*/) {
   return refused("this build has no libjpeg-turbo (Debian's libjpeg62-turbo-dev)");
 }
 
-Status decode_jpeg(std::span<const uint8_t> file, PixelOrder, int64_t, int64_t, uint8_t*) {
+Status decode_jpeg(std::span<const uint8_t> file, PixelOrder, int64_t, int64_t, uint8_t*, Damage) {
   return read_jpeg_size(file).status();
 }
 
@@ -85,6 +85,7 @@ struct Decoder {
   jpeg_error_mgr errors;
   jpeg_progress_mgr progress;
   std::jmp_buf failed;
+  Damage damage = Damage::kRefused;
   char message[JMSG_LENGTH_MAX] = "";
 };
 
@@ -94,17 +95,19 @@ struct Decoder {
   std::longjmp(decoder.failed, 1);
 }
 
-// Warnings that say that pixels are lost or wrong are errors here. Others are about bytes that
-// nobody needs.
+// Warnings that say that pixels are lost or wrong are errors, unless damage is allowed. Others are
+// about bytes that nobody needs.
 void note_message(j_common_ptr jpeg, int level) {
   if (level >= 0) return;
   switch (jpeg->err->msg_code) {
+    case JWRN_JPEG_EOF:
+      leave(jpeg);
     case JWRN_BOGUS_PROGRESSION:
     case JWRN_HIT_MARKER:
     case JWRN_HUFF_BAD_CODE:
-    case JWRN_JPEG_EOF:
     case JWRN_MUST_RESYNC:
-      leave(jpeg);
+      if (reinterpret_cast<Decoder*>(jpeg)->damage == Damage::kRefused) leave(jpeg);
+      return;
     default:
       return;
   }
@@ -177,7 +180,10 @@ class JpegFile {
             .width = decoder_.jpeg.image_width,
             .channels = decoder_.jpeg.num_components};
   }
-  Status decode(PixelOrder order, uint8_t* pixels) { return read_pixels(decoder_, order, pixels) ? Status() : error(); }
+  Status decode(PixelOrder order, uint8_t* pixels, Damage damage) {
+    decoder_.damage = damage;
+    return read_pixels(decoder_, order, pixels) ? Status() : error();
+  }
 
  private:
   Status error() const { return refused(decoder_.message); }
@@ -200,7 +206,8 @@ Result<JpegSize> read_jpeg_size(std::span<const uint8_t> file) {
   return jpeg.size();
 }
 
-Status decode_jpeg(std::span<const uint8_t> file, PixelOrder order, int64_t height, int64_t width, uint8_t* pixels) {
+Status decode_jpeg(std::span<const uint8_t> file, PixelOrder order, int64_t height, int64_t width, uint8_t* pixels,
+                   Damage damage) {
   JpegFile jpeg(file);
   if (!jpeg.status().ok()) return jpeg.status();
   const JpegSize size = jpeg.size();
@@ -211,7 +218,7 @@ Status decode_jpeg(std::span<const uint8_t> file, PixelOrder order, int64_t heig
     return refused(size.channels == 4 ? "its colours are CMYK"
                                       : "it has " + std::to_string(size.channels) + " components");
   }
-  return jpeg.decode(order, pixels);
+  return jpeg.decode(order, pixels, damage);
 }
 
 #endif

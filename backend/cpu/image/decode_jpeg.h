@@ -5,8 +5,9 @@
 // OpenCV choose it, so the pixels are theirs. Pixels lie as the file has them: EXIF's orientation
 // is not applied.
 //
-// Strict where those two differ: a file whose data ends early, or does not decode, is an error.
-// Files of four components (CMYK) are refused.
+// A file whose data ends early is an error, as Pillow has it. So is one with data that does not
+// decode, unless damage is allowed: then pixels are what libjpeg makes of it, as Pillow and OpenCV
+// have it. Files of four components (CMYK) are refused.
 //
 // Thread safety: pure functions, on the calling thread alone.
 
@@ -24,6 +25,8 @@ namespace hetero::backend {
 enum class PixelOrder : uint8_t { kGrey, kRgb, kBgr };
 constexpr int64_t channels_of(PixelOrder order) { return order == PixelOrder::kGrey ? 1 : 3; }
 
+enum class Damage : uint8_t { kRefused, kAllowed };
+
 struct JpegSize {
   int64_t height = 0;
   int64_t width = 0;
@@ -39,6 +42,7 @@ Result<JpegSize> read_jpeg_size(std::span<const uint8_t> file);
 
 // Writes height * width * channels_of(order) bytes, row by row. Errors: kUsage, and then some of
 // the rows may have been written.
-Status decode_jpeg(std::span<const uint8_t> file, PixelOrder order, int64_t height, int64_t width, uint8_t* pixels);
+Status decode_jpeg(std::span<const uint8_t> file, PixelOrder order, int64_t height, int64_t width, uint8_t* pixels,
+                   Damage damage = Damage::kRefused);
 
 }  // namespace hetero::backend

@@ -149,6 +149,26 @@ def test_a_bad_file_fails_its_image_only_and_the_next_one_decodes(kind: str) -> 
     assert torch.equal(decode_jpeg(good.to("hetero"), 8, 8).cpu(), by_pillow(good))
 
 
+def damaged_file() -> Tensor:
+    """A file with an end, in whose data a piece is missing."""
+    data = jpeg(pixels(64, 48, 3)).numpy().tobytes()
+    middle = len(data) // 2
+    return file_of(data[:middle] + data[-40:])
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("hetero", marks=needs_hetero)])
+def test_a_damaged_file_has_the_pixels_of_pillow_and_cv2_if_it_is_allowed(device: str) -> None:
+    file = damaged_file()
+    with pytest.raises(RuntimeError, match="cannot decode the JPEG file: Corrupt JPEG data"):
+        decode_jpeg(file.to(device), 64, 48).cpu()
+    image = decode_jpeg(file.to(device), 64, 48, allow_damaged=True)
+    assert torch.equal(image.cpu(), by_pillow(file))
+    (image,) = decode_jpegs([file.to(device)], [64], [48], bgr=True, allow_damaged=True)
+    assert torch.equal(image.cpu(), by_cv2(file, cv2.IMREAD_COLOR))
+    with pytest.raises(RuntimeError, match="Premature end"):
+        decode_jpeg(file[:-40].to(device), 64, 48, allow_damaged=True).cpu()
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [

@@ -16,9 +16,15 @@ np = pytest.importorskip("numpy")
 
 BORDERS = {"constant": 0, "replicate": 1, "reflect": 2, "reflect_101": 4}
 
-gaussian_blur = torch.ops.hetero.cv_gaussian_blur
 box_blur = torch.ops.hetero.cv_box_blur
 median_blur = torch.ops.hetero.cv_median_blur
+
+
+def gaussian_blur(images: Tensor, ksize: list[int], sigmas: list[float], border: int) -> Tensor:
+    """The operator, with the same sigmas for all images."""
+    numbers = torch.tensor(sigmas, dtype=torch.float64)
+    numbers = numbers.expand(len(images), 2) if images.dim() == 4 else numbers
+    return torch.ops.hetero.cv_gaussian_blur(images, ksize, numbers.to(images.device), border)
 
 
 def images(seed: int, count: int) -> list[np.ndarray]:
@@ -47,6 +53,29 @@ def test_a_gaussian_without_a_size_has_that_of_its_sigma(sigma: float) -> None:
     image = images(seed=5, count=1)[0]
     made = gaussian_blur(torch.from_numpy(image), [0, 0], [sigma, 0.0], 4)
     assert same(made, cv2.GaussianBlur(image, (0, 0), sigma))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("hetero", marks=needs_hetero)])
+def test_images_of_a_batch_have_sigmas_of_their_own(device: str) -> None:
+    batch = noise(6, 13, 17, 3)
+    sigmas = [[0.6, 0.0], [0.6, 0.0], [2.0, 0.5], [0.9, 0.9], [0.6, 0.0], [0.0, 0.0]]
+    for size in ([5, 9], [0, 0]):
+        count = 6 if size[0] else 5
+        numbers = torch.tensor(sigmas[:count], dtype=torch.float64)
+        made = torch.ops.hetero.cv_gaussian_blur(batch[:count].to(device), size, numbers.to(device), 4).cpu()
+        for image, blurred, (across, down) in zip(batch, made, sigmas, strict=False):
+            assert same(blurred, cv2.GaussianBlur(image.numpy(), tuple(size), across, sigmaY=down))
+
+
+@needs_hetero
+def test_batches_with_other_sigmas_are_one_plan() -> None:
+    batch = noise(4, 13, 17, 3).to("hetero")
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        with counting() as seen:
+            sigmas = torch.rand(4, 2, generator=generator, dtype=torch.float64).to("hetero") + 0.5
+            torch.ops.hetero.cv_gaussian_blur(batch, [5, 5], sigmas, 4).cpu()
+    assert (seen.plans_made, seen.plans_replayed, seen.straight) == (0, 1, 0)
 
 
 @pytest.mark.parametrize("border", BORDERS)
@@ -119,11 +148,15 @@ def test_wrong_arguments_are_one_sentence(device: str) -> None:
     with pytest.raises(ValueError, match="cv_gaussian_blur: ksize must be odd and 1 to 1023, not 4"):
         gaussian_blur(batch, [4, 3], [0.0, 0.0], 4)
     with pytest.raises(ValueError, match="cv_gaussian_blur: ksize must be odd and 1 to 1023, not 0"):
-        gaussian_blur(batch, [0, 3], [0.0, 0.0], 4)
+        gaussian_blur(batch, [0, 3], [0.0, 0.0], 4).cpu()
     with pytest.raises(ValueError, match="cv_gaussian_blur: border must not be BORDER_WRAP"):
         gaussian_blur(batch, [3, 3], [0.0, 0.0], 3)
-    with pytest.raises(ValueError, match="cv_gaussian_blur: sigma must be finite"):
-        gaussian_blur(batch, [3, 3], [float("nan"), 0.0], 4)
+    with pytest.raises(ValueError, match="cv_gaussian_blur: sigmas must be finite, not nan and 0"):
+        gaussian_blur(batch, [3, 3], [float("nan"), 0.0], 4).cpu()
+    with pytest.raises(RuntimeError, match=r"cv_gaussian_blur: sigmas must be \[2, 2\], not \[2\]"):
+        torch.ops.hetero.cv_gaussian_blur(batch, [3, 3], torch.zeros(2, dtype=torch.float64, device=device), 4)
+    with pytest.raises(TypeError, match="cv_gaussian_blur: sigmas must be float64, not Float"):
+        torch.ops.hetero.cv_gaussian_blur(batch, [3, 3], torch.zeros(2, 2, device=device), 4)
     with pytest.raises(ValueError, match="cv_box_blur: ksize must be 1 to 1023, not 0"):
         box_blur(batch, [0, 3], 4)
     with pytest.raises(ValueError, match="cv_median_blur: ksize must be odd and 1 to 1023, not 2"):

@@ -73,7 +73,7 @@ def test_samples_with_settings_of_their_own_share_a_batch(
         (f"{GEOMETRIC}.resize", (IMAGE, 5, 1), "target_shape= is no pair of integers"),
         ("albumentations.augmentations.crops.functional.crop", (IMAGE, 0, 0, 11, 5),
          "the crop is not within the image"),
-        (f"{BLUR}.median_blur", (IMAGE, 11), "ksize=11 stays on the CPU"),
+        (f"{BLUR}.median_blur", (IMAGE, 12), "ksize=12 stays on the CPU"),
         (f"{PIXEL}.convolve", (FLOATS, np.eye(3, dtype=np.float32)), "images of floats stay on the CPU"),
         (f"{PIXEL}.shift_hsv", (IMAGE, 0, 0, 0), "a shift of nothing stays on the CPU"),
         (f"{PIXEL}.posterize", (IMAGE, [1, 2, 3]), "bits= is no number from 1 to 7"),

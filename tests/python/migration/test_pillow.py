@@ -105,7 +105,8 @@ REASONS = [
         "the coefficients are not finite numbers, 6 or 8 of them",
     ),
     ("Image.Image.filter", (RGB, ImageFilter.ModeFilter()), {}, "the filter ModeFilter stays on the CPU"),
-    ("Image.Image.filter", (RGB, ImageFilter.MedianFilter(7)), {}, "ranks of more than 5x5 pixels stay on the CPU"),
+    ("Image.Image.filter", (RGB, ImageFilter.RankFilter(7, 3)), {},
+     "ranks of more than 5x5 pixels stay on the CPU, but for the median"),
     (
         "Image.Image.filter", (noise(4, 4, "HSV"), ImageFilter.BoxBlur(1)), {},
         "blurs of images of mode 'HSV' stay on the CPU",

@@ -26,6 +26,7 @@ from torch_hetero.migration.strategies.opencv import (
     NUMBERS,
     Arguments,
     OpenCV,
+    by_operator,
     example_image,
     is_flag,
     is_number,
@@ -33,12 +34,13 @@ from torch_hetero.migration.strategies.opencv import (
     per_sample,
     saturated,
 )
-from torch_hetero.migration.strategies.opencv_color import from_hsv, to_gray, to_hsv
 from torch_hetero.migration.strategy import Call, Mapped, Strategy, Tolerance, Unsupported, find, register
 
 GEOMETRIC = "albumentations.augmentations.geometric.functional"
 PIXEL = "albumentations.augmentations.pixel.functional"
 BLUR = "albumentations.augmentations.blur.functional"
+# Codes of `cv_color`.
+RGB_TO_GRAY, RGB_TO_HSV, HSV_TO_RGB = 7, 41, 55
 
 
 class Albumentations(OpenCV):
@@ -693,9 +695,9 @@ class Hued(Albumentations):
         return Mapped(like(call["img"]), sample=tuple(table.astype(np.int64) for table in self.tables(call)))
 
     def run(self, inputs: Sequence[Any], static: Any, sample: Sequence[torch.Tensor]) -> torch.Tensor:
-        planes = to_hsv(*[plane.to(torch.int32) for plane in inputs[0].unbind(3)], hues=180)
-        planes = [looked_up(plane, table.to(torch.int32)) for plane, table in zip(planes, sample, strict=True)]
-        return torch.stack([saturated(plane, torch.uint8) for plane in from_hsv(*planes, hues=180)], 3)
+        planes = by_operator("cv_color", inputs[0], RGB_TO_HSV).unbind(3)
+        planes = [looked_up(plane, table.to(torch.uint8)) for plane, table in zip(planes, sample, strict=True)]
+        return by_operator("cv_color", torch.stack(planes, 3), HSV_TO_RGB)
 
 
 @register
@@ -760,10 +762,8 @@ class AdjustContrast(Albumentations):
 
     def run(self, inputs: Sequence[Any], static: Any, sample: Sequence[torch.Tensor]) -> torch.Tensor:
         (images,), (factor,) = inputs, sample
-        gray = images.to(torch.int32)
-        if images.dim() == 4 and images.shape[3] == 3:
-            (gray,) = to_gray(*gray.unbind(3))
-        mean = gray.reshape(len(images), -1).sum(1).double() / (images.shape[1] * images.shape[2])
+        gray = by_operator("cv_color", images, RGB_TO_GRAY) if images.shape[3:] == (3,) else images
+        mean = gray.reshape(len(images), -1).to(torch.int32).sum(1).double() / (images.shape[1] * images.shape[2])
         value = per_sample((mean * (1 - factor)).float(), images)
         scaled = images.float() * per_sample(factor.float(), images)
         return (scaled + value).clamp(0, 255).to(torch.uint8)
@@ -795,8 +795,7 @@ class AdjustSaturation(Albumentations):
 
     def run(self, inputs: Sequence[Any], static: Any, sample: Sequence[torch.Tensor]) -> torch.Tensor:
         (images,) = inputs
-        (gray,) = to_gray(*images.to(torch.int32).unbind(3))
-        gray = gray.to(torch.uint8).unsqueeze(3).expand(images.shape)
+        gray = by_operator("cv_color", images, RGB_TO_GRAY).unsqueeze(3).expand(images.shape)
         weighted = find("cv2.addWeighted")
         assert weighted is not None
         return weighted.run([images, gray], ((True, True), None), sample)

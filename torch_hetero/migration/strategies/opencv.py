@@ -11,8 +11,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_map_only
 
 from torch_hetero.migration.spec import Spec
+from torch_hetero.migration.strategies.pillow_sampling import has_kernels
 from torch_hetero.migration.strategy import Call, Strategy
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
     "Arguments",
     "OpenCV",
     "border_indices",
+    "by_operator",
     "dtype_name",
     "example_image",
     "is_number",
@@ -181,6 +184,25 @@ def result(
 def squeezed(images: torch.Tensor) -> torch.Tensor:
     """Returns a batch of images without the dimension of a single channel."""
     return images.squeeze(3) if images.dim() == 4 and images.shape[3] == 1 else images
+
+
+def by_operator(name: str, images: torch.Tensor | Sequence[torch.Tensor], *settings: Any) -> torch.Tensor:
+    """Returns what an operator of `torch.ops.hetero` makes of images; the host computes it where there is no kernel.
+
+    Args:
+        name: Such as "cv_color".
+        images: A batch [batch, height, width, ...], or a list of images of different sizes.
+        settings: The operator's other arguments.
+    """
+    operator, device = getattr(torch.ops.hetero, name), images[0].device
+    if isinstance(images, torch.Tensor):
+        images = images.unsqueeze(3) if images.dim() == 3 else images
+    else:
+        images = [image.unsqueeze(2) if image.dim() == 2 else image for image in images]
+    if has_kernels(images[0]):
+        return squeezed(operator(images, *settings))
+    images, settings = tree_map_only(torch.Tensor, torch.Tensor.cpu, (images, settings))
+    return squeezed(operator(images, *settings)).to(device)
 
 
 def per_sample(setting: torch.Tensor, images: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,7 @@
-"""cv2: conversions between color spaces, in cv2's own integer arithmetic, and tables of colors."""
+"""cv2: conversions between color spaces, and tables of colors.
+
+Most conversions are `torch.ops.hetero.cv_color`. The formulas here are for the others, in cv2's own arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import torch
 from torch_hetero.migration.strategies.opencv import (
     Arguments,
     OpenCV,
+    by_operator,
     differs,
     example_image,
     is_whole,
@@ -35,49 +39,12 @@ def table(entries: np.ndarray, indices: torch.Tensor) -> torch.Tensor:
     return values.index_select(0, indices.reshape(-1)).view(indices.shape)
 
 
-@functools.cache
-def vector_size() -> int:
-    """Returns how many floats cv2's conversions compute at a time on this processor."""
-    import cv2
-
-    sets = [number for number, name in ((16, "*AVX512-SKX"), (8, "*AVX2")) if name in cv2.getCPUFeaturesLine().split()]
-    return max(sets, default=4)
-
-
-def last_columns(planes: torch.Tensor, count: int) -> torch.Tensor:
-    """Returns a mask of the columns that do not fill a vector of `count`."""
-    width = planes.shape[2]
-    return (torch.arange(width) >= width - width % count).to(planes.device)
-
-
 # From red, green and blue in int32, each [batch, height, width], to the three planes of a space, and back.
-
-
-def to_gray(red: torch.Tensor, green: torch.Tensor, blue: torch.Tensor) -> Planes:
-    """Returns the gray plane."""
-    return (shifted(9798 * red + 19235 * green + 3735 * blue, 15),)
-
-
-def luma(red: torch.Tensor, green: torch.Tensor, blue: torch.Tensor) -> torch.Tensor:
-    """Returns the brightness of 14 bits, as Y of the spaces below has it."""
-    return shifted(4899 * red + 9617 * green + 1868 * blue, 14)
-
-
-def to_ycrcb(red: torch.Tensor, green: torch.Tensor, blue: torch.Tensor) -> Planes:
-    """Returns Y, Cr and Cb."""
-    y, middle = luma(red, green, blue), 128 << 14
-    return y, shifted((red - y) * 11682 + middle, 14), shifted((blue - y) * 9241 + middle, 14)
-
-
-def from_ycrcb(y: torch.Tensor, cr: torch.Tensor, cb: torch.Tensor) -> Planes:
-    """Returns red, green and blue."""
-    cr, cb = cr - 128, cb - 128
-    return y + shifted(cr * 22987, 14), y + shifted(cb * -5636 + cr * -11698, 14), y + shifted(cb * 29049, 14)
 
 
 def to_yuv(red: torch.Tensor, green: torch.Tensor, blue: torch.Tensor) -> Planes:
     """Returns Y, U and V."""
-    y, middle = luma(red, green, blue), 128 << 14
+    y, middle = shifted(4899 * red + 9617 * green + 1868 * blue, 14), 128 << 14
     return y, shifted((blue - y) * 8061 + middle, 14), shifted((red - y) * 14369 + middle, 14)
 
 
@@ -99,79 +66,6 @@ def by_matrix(
     return tuple(shifted(a * first + b * second + c * third, 12) for a, b, c in matrix)
 
 
-def to_hsv(red: torch.Tensor, green: torch.Tensor, blue: torch.Tensor, hues: int) -> Planes:
-    """Returns hue, saturation and value."""
-    steps = np.arange(1, 256)
-    saturations = np.concatenate([[0], np.rint((255 << 12) / steps)])
-    angles = np.concatenate([[0], np.rint((hues << 12) / (6.0 * steps))])
-    value = torch.maximum(torch.maximum(red, green), blue)
-    span = value - torch.minimum(torch.minimum(red, green), blue)
-    hue = torch.where(
-        value == red,
-        green - blue,
-        torch.where(value == green, blue - red + 2 * span, red - green + 4 * span),
-    )
-    hue = shifted(hue * table(angles, span), 12)
-    return torch.where(hue < 0, hue + hues, hue), shifted(span * table(saturations, value), 12), value
-
-
-def by_sector(sector: torch.Tensor, rows: Sequence[Sequence[torch.Tensor]]) -> Planes:
-    """Returns for each of red, green and blue the plane of `rows` that belongs to a pixel's sector of the hue."""
-    planes = []
-    for row in rows:
-        plane = row[0]
-        for number in range(1, 6):
-            plane = torch.where(sector == number, row[number], plane)
-        planes.append(plane)
-    return tuple(planes)
-
-
-def sectors(most: torch.Tensor, least: torch.Tensor, falling: torch.Tensor, rising: torch.Tensor) -> list[list[Any]]:
-    """Returns the planes of red, green and blue in the six sectors of the hue."""
-    return [
-        [most, falling, least, least, rising, most],
-        [rising, most, most, falling, least, least],
-        [least, least, rising, most, most, falling],
-    ]
-
-
-def from_hsv(hue: torch.Tensor, saturation: torch.Tensor, value: torch.Tensor, hues: int) -> Planes:
-    """Returns red, green and blue."""
-    unit = float(np.float32(1.0 / 255.0))
-    last = last_columns(hue, 4 * vector_size())
-    hue = hue.float() * float(np.float32(6.0 / hues))
-    whole = hue.trunc()
-    part = hue - whole
-    sector = torch.where(whole >= 6, whole - 6, whole)
-    saturation, value = saturation.float() * unit, value.float() * unit
-    # As 1 - a x b with one rounding.
-    falling = (1 - saturation.double() * part.double()).float()
-    rising = (1 - saturation.double() * (1 - part).double()).float()
-    shades = sectors(value, value * (1 - saturation), value * falling, value * rising)
-    planes = by_sector(sector, shades)
-    # Vectors are truncated, single pixels at the end of a row rounded.
-    return tuple(torch.where(last, (plane * 255).round(), (plane * 255).trunc()) for plane in planes)
-
-
-def to_hls(red: torch.Tensor, green: torch.Tensor, blue: torch.Tensor, hues: int) -> Planes:
-    """Returns hue, lightness and saturation."""
-    unit = float(np.float32(1.0 / 255.0))
-    last = last_columns(red, vector_size())
-    red, green, blue = red.float() * unit, green.float() * unit, blue.float() * unit
-    most = torch.maximum(torch.maximum(red, green), blue)
-    least = torch.minimum(torch.minimum(red, green), blue)
-    span, total = most - least, most + least
-    light = total * 0.5
-    saturation = span / torch.where(light < 0.5, total, torch.where(last, 2.0 - most - least, 2.0 - total))
-    difference = torch.where(most == red, green - blue, torch.where(most == green, blue - red, red - green))
-    start = torch.where(most == red, torch.where(green < blue, 360.0, 0.0), torch.where(most == green, 120.0, 240.0))
-    inverse = torch.full_like(span, 60.0) / span
-    hue = (difference.double() * inverse.double() + start.double()).float()
-    colored = span > float(np.finfo(np.float32).eps)
-    scale = float(np.float32(hues) / np.float32(360))
-    return torch.where(colored, hue * scale, 0.0), light * 255, torch.where(colored, saturation, 0.0) * 255
-
-
 def from_hls(hue: torch.Tensor, light: torch.Tensor, saturation: torch.Tensor, hues: int) -> Planes:
     """Returns red, green and blue."""
     unit = float(np.float32(1.0 / 255.0))
@@ -183,8 +77,17 @@ def from_hls(hue: torch.Tensor, light: torch.Tensor, saturation: torch.Tensor, h
     both = light * saturation
     half = torch.where(light <= 0.5, both, saturation - both)
     most, least, twice = light + half, light - half, part + part
-    planes = by_sector(sector, sectors(most, least, most - half * twice, least + half * twice))
-    return tuple(plane * 255 for plane in planes)
+    falling, rising = most - half * twice, least + half * twice
+    planes = []
+    for plane, *others in (
+        (most, falling, least, least, rising, most),
+        (rising, most, most, falling, least, least),
+        (least, least, rising, most, most, falling),
+    ):
+        for number, other in enumerate(others, 1):
+            plane = torch.where(sector == number, other, plane)
+        planes.append(plane * 255)
+    return tuple(planes)
 
 
 D65 = (0.950456, 1.0, 1.088754)
@@ -192,7 +95,7 @@ D65 = (0.950456, 1.0, 1.088754)
 
 @functools.cache
 def lab_tables() -> dict[str, np.ndarray]:
-    """Returns cv2's tables for L*a*b*: gamma and its inverse, cube roots, and back from L*, a* and b*."""
+    """Returns cv2's tables for L*a*b*: the inverse of gamma, cube roots, and back from L*, a* and b*."""
     rgb_to_xyz = np.array(
         [[0.412453, 0.357580, 0.180423], [0.212671, 0.715160, 0.072169], [0.019334, 0.119193, 0.950227]]
     )
@@ -200,8 +103,6 @@ def lab_tables() -> dict[str, np.ndarray]:
         [[3.240479, -1.53715, -0.498535], [-0.969256, 1.875991, 0.041556], [0.055648, -0.204043, 1.057311]]
     )
     single, white = np.float32, np.array(D65)
-    steps = (np.arange(256, dtype=single) / single(255)).astype(np.float64)
-    gamma = np.where(steps <= 809 / 20000, steps / (323 / 25), ((steps + 11 / 200) / (1 + 11 / 200)) ** 2.4)
     steps = np.arange(4096) / 4096
     inverse = np.where(steps <= 7827 / 2500000, steps * (323 / 25), steps ** (1 / 2.4) * (1 + 11 / 200) - 11 / 200)
     steps = (np.arange(3072, dtype=single) * single(1 / single(255 * 8))).astype(np.float64)
@@ -216,7 +117,6 @@ def lab_tables() -> dict[str, np.ndarray]:
     below = np.array([int(entry * 108 / 841) for entry in numbers]) - 16384 * 16 // 116 * 108 // 841
     above = numbers * numbers // 16384 * numbers // 16384
     return {
-        "gamma": np.rint(single(255 * 8) * gamma.astype(single)),
         "inverse": np.rint(single(255) * inverse.astype(single)),
         "roots": np.rint((1 << 15) * np.where(rounded > roots, np.nextafter(rounded, single(0)), rounded)),
         "y": np.rint(y.astype(single)),
@@ -227,13 +127,11 @@ def lab_tables() -> dict[str, np.ndarray]:
     }
 
 
-def to_lab(red: torch.Tensor, green: torch.Tensor, blue: torch.Tensor, linear: bool) -> Planes:
-    """Returns L*, a* and b*."""
+def to_lab(red: torch.Tensor, green: torch.Tensor, blue: torch.Tensor) -> Planes:
+    """Returns L*, a* and b* of linear colors."""
     tables = lab_tables()
-    red, green, blue = ((entry * 8 if linear else table(tables["gamma"], entry)) for entry in (red, green, blue))
-    x, y, z = (
-        table(tables["roots"], plane) for plane in by_matrix(tables["to"].astype(int).tolist(), red, green, blue)
-    )
+    planes = by_matrix(tables["to"].astype(int).tolist(), 8 * red, 8 * green, 8 * blue)
+    x, y, z = (table(tables["roots"], plane) for plane in planes)
     middle = 128 << 15
     light = shifted((116 * 255 + 50) // 100 * y - (16 * 255 * (1 << 15) + 50) // 100, 15)
     return light, shifted(500 * (x - y) + middle, 15), shifted(200 * (y - z) + middle, 15)
@@ -263,29 +161,27 @@ REORDERED = {0: (0, 1, 2, None), 1: (0, 1, 2), 2: (2, 1, 0, None), 3: (2, 1, 0),
              8: (0, 0, 0), 9: (0, 0, 0, None)}  # fmt: skip
 TAKEN = {0: (3,), 1: (4,), 2: (3,), 3: (4,), 4: (3,), 5: (4,), 8: (1,), 9: (1,)}
 
+# By code: that of `cv_color`, which has no channel for alpha.
+OPERATED = {code: code for code in (6, 7, 36, 37, 38, 39, 40, 41, 44, 45, 52, 53, 54, 55, 66, 67)} | {10: 6, 11: 7}
+
 # By code: the function, and where red, green and blue are.
-TO: dict[int, tuple[To, tuple[int, int, int]]] = {
-    6: (to_gray, BGR),
-    7: (to_gray, RGB),
-    10: (to_gray, BGR),
-    11: (to_gray, RGB),
-}
+TO: dict[int, tuple[To, tuple[int, int, int]]] = {}
 FROM: dict[int, tuple[To, tuple[int, int, int]]] = {}
-CONVERSIONS_TO = (
-    (32, functools.partial(by_matrix, RGB_TO_XYZ)), (36, to_ycrcb), (82, to_yuv),
-    (40, functools.partial(to_hsv, hues=180)),
-    (66, functools.partial(to_hsv, hues=256)), (52, functools.partial(to_hls, hues=180)),
-    (44, functools.partial(to_lab, linear=False)), (74, functools.partial(to_lab, linear=True)),
-)  # fmt: skip
+CONVERSIONS_TO = ((32, functools.partial(by_matrix, RGB_TO_XYZ)), (82, to_yuv), (74, to_lab))
 CONVERSIONS_FROM = (
-    (34, functools.partial(by_matrix, XYZ_TO_RGB)), (38, from_ycrcb), (84, from_yuv),
-    (54, functools.partial(from_hsv, hues=180)), (60, functools.partial(from_hls, hues=180)),
+    (34, functools.partial(by_matrix, XYZ_TO_RGB)), (84, from_yuv), (60, functools.partial(from_hls, hues=180)),
     (56, functools.partial(from_lab, linear=False)), (78, functools.partial(from_lab, linear=True)),
 )  # fmt: skip
 for first, function in CONVERSIONS_TO:
     TO[first], TO[first + 1] = (function, BGR), (function, RGB)
 for first, function in CONVERSIONS_FROM:
     FROM[first], FROM[first + 1] = (function, BGR), (function, RGB)
+
+
+def taken_channels(code: int) -> Sequence[int]:
+    """Returns the numbers of channels that cv2 takes for a code."""
+    takes_alpha = code in TO or code in OPERATED and code not in (6, 7, 38, 39, 54, 55)
+    return TAKEN.get(code) or ((4,) if code in (10, 11) else (3, 4) if takes_alpha else (3,))
 
 
 @register
@@ -296,12 +192,11 @@ class CvtColor(OpenCV):
 
     def limits(self, call: Call) -> str | None:
         code, source = call["code"], call["src"]
-        if not is_whole(code) or code not in {**REORDERED, **TO, **FROM}:
+        if not is_whole(code) or code not in {**REORDERED, **OPERATED, **TO, **FROM}:
             return f"code={code} stays on the CPU"
         if source.dtype != torch.uint8 and (code not in REORDERED or None in REORDERED[code]):
             return f"float32 images with code={code} stay on the CPU"
-        taken = TAKEN.get(code) or ((4,) if code in (10, 11) else (3,) if code in FROM or code in (6, 7) else (3, 4))
-        if source.channels not in taken:
+        if source.channels not in taken_channels(code):
             return f"code={code} does not take {source.channels} channels"
         return differs(call, dstCn=0, hint=0)
 
@@ -317,6 +212,8 @@ class CvtColor(OpenCV):
             white = torch.full_like(images[..., :1], 255)
             channels = [white if entry is None else images[..., entry : entry + 1] for entry in REORDERED[code]]
             return torch.cat(channels, 3)
+        if code in OPERATED:
+            return by_operator("cv_color", images[..., :3], OPERATED[code])
         function, places = TO.get(code) or FROM[code]
         planes = images.unbind(3)
         if code in TO:
@@ -324,12 +221,11 @@ class CvtColor(OpenCV):
         else:
             colors = function(*[plane.to(torch.int32) for plane in planes])
             planes = [colors[place] for place in places]
-        planes = [saturated(plane, torch.uint8) for plane in planes]
-        return torch.stack(planes, 3) if len(planes) > 1 else planes[0]
+        return torch.stack([saturated(plane, torch.uint8) for plane in planes], 3)
 
     def example(self, fixed: np.random.Generator, random: np.random.Generator) -> Arguments:
-        code = int(fixed.choice([*REORDERED, *TO, *FROM]))
-        taken = TAKEN.get(code) or ((4,) if code in (10, 11) else (3,) if code in FROM or code in (6, 7) else (3, 4))
+        code = int(fixed.choice([*REORDERED, *OPERATED, *TO, *FROM]))
+        taken = taken_channels(code)
         dtypes = ["uint8", "float32"] if code in REORDERED and None not in REORDERED[code] else ["uint8"]
         return (example_image(fixed, random, [0, 1] if taken == (1,) else taken, dtypes, largest=90), code), {}
 
@@ -347,9 +243,9 @@ class ApplyColorMap(OpenCV):
         return Mapped(result(call["src"], channels=3), sample=(color_map(int(call["colormap"])),))
 
     def run(self, inputs: Sequence[Any], static: Any, sample: Sequence[torch.Tensor]) -> torch.Tensor:
-        images = squeezed(inputs[0]).to(torch.int32)
+        images = squeezed(inputs[0])
         if images.dim() == 4:
-            (images,) = to_gray(*[images[..., place] for place in BGR])
+            images = by_operator("cv_color", images, 6)
         indices = images.reshape(len(images), -1, 1).expand(-1, -1, 3).to(torch.int64)
         return sample[0].gather(1, indices).view(*images.shape, 3).to(torch.uint8)
 

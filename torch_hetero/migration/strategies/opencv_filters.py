@@ -15,9 +15,11 @@ import torch
 from torch_hetero.migration.strategies.opencv import (
     BYTES_AND_FLOATS,
     DEPTHS,
+    ISOLATED,
     LIMITS,
     Arguments,
     OpenCV,
+    by_operator,
     differs,
     example_image,
     is_flag,
@@ -29,9 +31,11 @@ from torch_hetero.migration.strategies.opencv import (
     saturated,
     squeezed,
 )
-from torch_hetero.migration.strategy import Call, Mapped, Tolerance, register
+from torch_hetero.migration.strategy import Call, Mapped, Tolerance, Unsupported, register
 
 REFLECT_101 = 4
+# What `torch.ops.hetero` takes.
+LARGEST_KERNEL = 1023
 
 
 def is_pair(argument: Any) -> bool:
@@ -115,19 +119,15 @@ class Filter(OpenCV):
 
 
 class Box(Filter):
-    """Sums of a rectangle, or their mean.
-
-    The mean of bytes is taken with a reciprocal of 23 bits if the rectangle has no more than 256 pixels.
-    """
+    """Sums of a rectangle, or their mean. Means of bytes as bytes are `torch.ops.hetero.cv_box_blur`."""
 
     dtypes = BYTES_AND_FLOATS
+    channels = range(1, 65)
 
     def limits(self, call: Call) -> str | None:
         size = call["ksize"]
-        if not is_pair(size) or min(size) < 1 or max(size) > 1000:
-            return "ksize= is no pair of integers from 1 to 1,000"
-        if size[0] * size[1] == 2 and call["src"].dtype == torch.uint8:
-            return "cv2's means of two bytes overflow"
+        if not is_pair(size) or min(size) < 1 or max(size) > LARGEST_KERNEL:
+            return f"ksize= is no pair of integers from 1 to {LARGEST_KERNEL}"
         reason = None
         if "ddepth" in call.arguments:
             reason = self.known_depth(call)
@@ -135,35 +135,33 @@ class Box(Filter):
                 return "normalize= is no bool"
             if reason is None and call["ddepth"] == 4 and call["normalize"]:
                 reason = "means of integers stay on the CPU"
-        return reason or known_anchor(call["anchor"], *size) or known_border(call["borderType"], wrap=False)
+        reason = reason or known_anchor(call["anchor"], *size) or known_border(call["borderType"], wrap=False)
+        if reason is None and any(at not in (-1, side // 2) for at, side in zip(call["anchor"], size, strict=True)):
+            reason = "anchor= is not the middle of the kernel"
+        return reason
 
     def map(self, call: Call) -> Mapped:
         width, height = map(int, call["ksize"])
-        x, y = map(int, call["anchor"])
         dtype = self.depth_of(call) if "ddepth" in call.arguments else call["src"].dtype
-        sizes = (*around(height, y), *around(width, x))
         normalize = bool(call["normalize"]) if "normalize" in call.arguments else True
-        return Mapped(
-            result(call["src"], dtype=dtype), static=((height, width), sizes, int(call["borderType"]), normalize, dtype)
-        )
+        static = ((width, height), int(call["borderType"]) & ~ISOLATED, normalize, dtype)
+        return Mapped(result(call["src"], dtype=dtype), static=static)
 
     def run(self, inputs: Sequence[Any], static: Any, sample: Sequence[torch.Tensor]) -> torch.Tensor:
-        images, ((height, width), sizes, border, normalize, dtype) = squeezed(inputs[0]), static
+        images, ((width, height), border, normalize, dtype) = squeezed(inputs[0]), static
+        if normalize and dtype == torch.uint8:
+            return by_operator("cv_box_blur", images, (width, height), border)
         whole = images.dtype == torch.uint8
-        around = padded(images, sizes, border).to(torch.int32 if whole else torch.float64)
-        sums = accumulated(accumulated(around, width, 2), height, 1)
+        sides = padded(images, (*around(height, -1), *around(width, -1)), border)
+        sums = accumulated(accumulated(sides.to(torch.int32 if whole else torch.float64), width, 2), height, 1)
         if not normalize:
             return saturated(sums, dtype)
         count = height * width
-        if dtype == torch.uint8 and count <= 256 and count > 1:
-            scale, rest = divmod(1 << 23, count)
-            down = rest / count < 0.5
-            return (((sums + count // 2 + down) * (scale + (not down))) >> 23).to(torch.uint8)
         mean = sums.double() * (1.0 / count)
         if whole and count > 1:
             # Vectors have single precision. The last elements of a row do not fill one.
             vectors = sums.float() * torch.full_like(sums, 1.0 / count, dtype=torch.float32)
-            last = last_elements(images, 8 if dtype == torch.uint8 else 4)
+            last = last_elements(images, 4)
             mean = vectors if last is None else torch.where(last, mean, vectors.double())
         return saturated(mean, dtype)
 
@@ -182,12 +180,12 @@ class Blur(Box):
     parameters = "src, ksize, dst=None, anchor=(-1, -1), borderType=4"
 
     def example(self, fixed: np.random.Generator, random: np.random.Generator) -> Arguments:
-        size = (int(fixed.integers(3, 9)), int(fixed.integers(1, 9)))
+        size = tuple(fixed.integers(1, 9, 2).tolist())
         if fixed.integers(3) == 0:
             size = tuple(fixed.integers(3, 40, 2).tolist())
         keywords = {"borderType": int(fixed.choice([0, 1, 2, 4]))} if fixed.integers(2) else {}
         if fixed.integers(3) == 0:
-            keywords["anchor"] = tuple(int(fixed.integers(-1, entry)) for entry in size)
+            keywords["anchor"] = (-1, size[1] // 2)
         return (example_image(fixed, random, dtypes=["uint8", "float32"]), size), keywords
 
 
@@ -198,39 +196,21 @@ class BoxFilter(Box):
     depths = (-1, 0, 4, 5)
 
     def example(self, fixed: np.random.Generator, random: np.random.Generator) -> Arguments:
-        size = (int(fixed.integers(1, 9)), int(fixed.integers(3, 9)))
+        size = tuple(fixed.integers(1, 9, 2).tolist())
         depth = int(fixed.choice(self.depths))
         image = example_image(fixed, random, dtypes=["uint8", "float32"] if depth in (-1, 5) else ["uint8"])
         keywords = {"normalize": depth != 4 and bool(fixed.integers(2)), "borderType": int(fixed.choice([0, 1, 2, 4]))}
         return (image, depth, size), keywords
 
 
-def gaussian_size(size: int, sigma: float, dtype: torch.dtype) -> int:
-    """Returns a kernel's number of taps."""
-    return size if size > 0 else round(sigma * (3 if dtype == torch.uint8 else 4) * 2 + 1) | 1
-
-
-def gaussian_kernel(size: int, sigma: float, fixed_point: bool) -> np.ndarray:
-    """Returns cv2's kernel; as integers with the sum 256, where each takes over the last one's error, or float32."""
-    import cv2
-
-    kernel = cv2.getGaussianKernel(size, sigma, cv2.CV_64F).ravel()
-    if not fixed_point:
-        return kernel.astype(np.float32).astype(np.float64)
-    rounded, error = np.zeros(size, np.int64), 0.0
-    for index in range(size // 2):
-        exact = kernel[index] * 256 + error
-        rounded[index] = rounded[size - 1 - index] = np.rint(exact)
-        error = exact - rounded[index]
-    rounded[size // 2] = 256 - rounded.sum()
-    return rounded
-
-
 @register
 class GaussianBlur(Filter):
+    """Bytes are `torch.ops.hetero.cv_gaussian_blur`."""
+
     target = "cv2.GaussianBlur"
     parameters = "src, ksize, sigmaX, dst=None, sigmaY=0, borderType=4, hint=0"
     dtypes = BYTES_AND_FLOATS
+    channels = range(1, 65)
     tolerance = Tolerance(1e-3, 1e-6, note="bytes are exact; floats are summed in another order")
     exact_bytes = True
 
@@ -246,22 +226,31 @@ class GaussianBlur(Filter):
         return known_border(call["borderType"], wrap=False) or differs(call, hint=0)
 
     def map(self, call: Call) -> Mapped:
-        (width, height), source = call["ksize"], call["src"]
+        import cv2
+
+        source, border = call["src"], int(call["borderType"]) & ~ISOLATED
         sigma_x = float(call["sigmaX"])
-        sigma_y = float(call["sigmaY"]) if call["sigmaY"] > 0 else sigma_x
-        fixed_point = source.dtype == torch.uint8
-        width = gaussian_size(width, sigma_x, source.dtype)
-        height = gaussian_size(height, sigma_y, source.dtype)
-        kernels = gaussian_kernel(width, sigma_x, fixed_point), gaussian_kernel(height, sigma_y, fixed_point)
-        return Mapped(result(source), static=int(call["borderType"]), sample=kernels)
+        sigmas = (sigma_x, float(call["sigmaY"]) if call["sigmaY"] > 0 else sigma_x)
+        sizes = tuple(
+            int(size) or round(sigma * (3 if source.dtype == torch.uint8 else 4) * 2 + 1) | 1
+            for size, sigma in zip(call["ksize"], sigmas, strict=True)
+        )
+        if max(sizes) > LARGEST_KERNEL:
+            raise Unsupported(f"kernels of more than {LARGEST_KERNEL} pixels stay on the CPU")
+        if source.dtype == torch.uint8:
+            return Mapped(result(source), static=(sizes, border), sample=(np.array(sigmas),))
+        kernels = [
+            cv2.getGaussianKernel(size, sigma, cv2.CV_32F).ravel() for size, sigma in zip(sizes, sigmas, strict=True)
+        ]
+        return Mapped(result(source), static=(sizes, border), sample=tuple(kernels))
 
     def run(self, inputs: Sequence[Any], static: Any, sample: Sequence[torch.Tensor]) -> torch.Tensor:
-        images, (rows, columns) = squeezed(inputs[0]), sample
-        width, height = rows.shape[1], columns.shape[1]
-        images_around = padded(images, (height // 2, height // 2, width // 2, width // 2), static)
-        wide = torch.int32 if images.dtype == torch.uint8 else torch.float32
-        blurred = along(along(images_around.to(wide), rows.to(wide), 2), columns.to(wide), 1)
-        return ((blurred + (1 << 15)) >> 16).to(torch.uint8) if images.dtype == torch.uint8 else blurred
+        images, ((width, height), border) = squeezed(inputs[0]), static
+        if images.dtype == torch.uint8:
+            return by_operator("cv_gaussian_blur", images, (width, height), sample[0], border)
+        rows, columns = sample
+        sides = padded(images, (height // 2, height // 2, width // 2, width // 2), border)
+        return along(along(sides, rows, 2), columns, 1)
 
     def example(self, fixed: np.random.Generator, random: np.random.Generator) -> Arguments:
         image = example_image(fixed, random, dtypes=["uint8", "float32"])
@@ -283,47 +272,17 @@ class MedianBlur(OpenCV):
     channels = (1, 3, 4)
 
     def limits(self, call: Call) -> str | None:
-        known = is_whole(call["ksize"]) and call["ksize"] in (1, 3, 5, 7, 9)
+        known = is_whole(call["ksize"]) and call["ksize"] in range(1, 256, 2)
         return None if known else f"ksize={call['ksize']} stays on the CPU"
 
     def map(self, call: Call) -> Mapped:
         return Mapped(result(call["src"]), static=int(call["ksize"]))
 
     def run(self, inputs: Sequence[Any], static: Any, sample: Sequence[torch.Tensor]) -> torch.Tensor:
-        images, size = squeezed(inputs[0]), static
-        if size == 1:
-            return images.clone()
-        around = padded(images, (size // 2,) * 4, 1)
-        height, width = images.shape[1:3]
-        pixels = [
-            around[:, row : row + height, column : column + width] for row in range(size) for column in range(size)
-        ]
-        return median(pixels) if size <= 5 else torch.stack(pixels).median(0).values
+        return by_operator("cv_median_blur", inputs[0], static)
 
     def example(self, fixed: np.random.Generator, random: np.random.Generator) -> Arguments:
-        return (example_image(fixed, random, (0, 1, 3, 4)), int(fixed.choice([1, 3, 3, 5, 5, 7, 9]))), {}
-
-
-def median(pixels: list[torch.Tensor]) -> torch.Tensor:
-    """Returns the median of an odd number of images: of just enough of them, the extremes are dropped repeatedly."""
-    kept, waiting = pixels[: len(pixels) // 2 + 2], pixels[len(pixels) // 2 + 2 :]
-    while True:
-        # Bring the least to the front and the most to the end.
-        half = len(kept) // 2
-        for index in range(half):
-            left, right = kept[index], kept[-1 - index]
-            kept[index], kept[-1 - index] = torch.minimum(left, right), torch.maximum(left, right)
-        middle = len(kept) % 2
-        for index in range(1, half + middle):
-            left, right = kept[0], kept[index]
-            kept[0], kept[index] = torch.minimum(left, right), torch.maximum(left, right)
-        for index in range(half, len(kept) - 1):
-            left, right = kept[index], kept[-1]
-            kept[index], kept[-1] = torch.minimum(left, right), torch.maximum(left, right)
-        kept = kept[1:-1]
-        if not waiting:
-            return kept[0]
-        kept.append(waiting.pop())
+        return (example_image(fixed, random, (0, 1, 3, 4)), int(fixed.choice([1, 3, 3, 5, 5, 7, 9, 21]))), {}
 
 
 @register

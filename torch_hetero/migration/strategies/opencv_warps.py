@@ -13,6 +13,7 @@ from torch_hetero.migration.strategies.opencv import (
     BYTES_AND_FLOATS,
     Arguments,
     OpenCV,
+    by_operator,
     example_image,
     is_number,
     is_whole,
@@ -31,11 +32,6 @@ def known_size(size: Any) -> str | None:
     if not isinstance(size, (list, tuple)) or len(size) != 2 or not all(map(is_whole, size)):
         return "dsize= is no pair of integers"
     return None if min(size) > 0 and max(size) < 2**15 - 1 else "dsize= is empty or too large"
-
-
-def with_channels(images: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Returns images as [height, width, channels]."""
-    return [image.unsqueeze(2) if image.dim() == 2 else image for image in images]
 
 
 @register
@@ -82,7 +78,7 @@ class Resize(OpenCV):
 
     def run(self, inputs: Sequence[Any], static: Any, sample: Sequence[torch.Tensor]) -> torch.Tensor:
         size, interpolation, _ = static
-        return squeezed(torch.ops.hetero.cv_resize(with_channels(inputs[0]), size, interpolation))
+        return by_operator("cv_resize", inputs[0], size, interpolation)
 
     def example(self, fixed: np.random.Generator, random: np.random.Generator) -> Arguments:
         channels = [int(fixed.choice([0, 1, 3, 4]))]
@@ -127,8 +123,8 @@ class Warp(OpenCV):
 
     def run(self, inputs: Sequence[Any], static: Any, sample: Sequence[torch.Tensor]) -> torch.Tensor:
         size, flags, border, value = static
-        operator = torch.ops.hetero.cv_warp_affine if self.rows == 2 else torch.ops.hetero.cv_warp_perspective
-        return squeezed(operator(with_channels(inputs[0]), sample[0], size, flags, border, list(value)))
+        name = "cv_warp_affine" if self.rows == 2 else "cv_warp_perspective"
+        return by_operator(name, inputs[0], sample[0], size, flags, border, list(value))
 
     def example(self, fixed: np.random.Generator, random: np.random.Generator) -> Arguments:
         image = example_image(random, random, [int(fixed.choice([0, 1, 2, 3, 4]))])

@@ -430,8 +430,8 @@ def plan_filter(source: Spec, given: Any) -> Plan:
             raise Unsupported("a kernel of zeros stays on the CPU")
         return Plan("convolve", size, (parts, float(offset)))
     if method is ImageFilter.RankFilter.filter:
-        if given.size > 5 and 0 < given.rank < given.size**2 - 1:
-            raise Unsupported("ranks of more than 5x5 pixels stay on the CPU")
+        if given.size > 5 and given.rank not in (0, given.size**2 // 2, given.size**2 - 1):
+            raise Unsupported("ranks of more than 5x5 pixels stay on the CPU, but for the median")
         return Plan("rank", size, (given.size, given.rank))
     blurs = (ImageFilter.GaussianBlur.filter, ImageFilter.BoxBlur.filter, ImageFilter.UnsharpMask.filter)
     if method in blurs:
@@ -716,7 +716,7 @@ class Filter(Single):
                 *kernels, *kernels, ImageFilter.Kernel((size, size), weights, scale=2.0, offset=7),
                 ImageFilter.GaussianBlur(radius), ImageFilter.GaussianBlur((radius, 1.5)), ImageFilter.BoxBlur(radius),
                 ImageFilter.BoxBlur((radius, 0.0)), ImageFilter.UnsharpMask(radius, 120, 2),
-                ImageFilter.MedianFilter(size), ImageFilter.MinFilter(size), ImageFilter.MaxFilter(7),
+                ImageFilter.MedianFilter(3 * size), ImageFilter.MinFilter(size), ImageFilter.MaxFilter(7),
                 ImageFilter.RankFilter(size, int(random.integers(0, size * size))), ImageFilter.GaussianBlur,
             ], dtype=object))), {}  # fmt: skip
 

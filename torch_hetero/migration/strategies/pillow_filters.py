@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from torch_hetero.migration.strategies.pillow_pixels import clip, per_sample
-from torch_hetero.migration.strategies.pillow_sampling import along_axes
+from torch_hetero.migration.strategies.pillow_sampling import along_axes, has_kernels
 
 __all__ = ["box_blur", "box_settings", "convolve", "gaussian_radius", "rank", "unsharp"]
 
@@ -120,6 +120,8 @@ def unsharp(
 
 def rank(images: torch.Tensor, size: int, place: int) -> torch.Tensor:
     """Returns the value at a place of the sorted pixels around each pixel; pixels at the border repeat outside."""
+    if place == size * size // 2 and has_kernels(images):
+        return torch.ops.hetero.cv_median_blur(images, size)
     edge = size // 2
     height, width = images.shape[1:3]
     rows = torch.arange(-edge, height + edge, device=images.device).clamp(0, height - 1)

@@ -41,8 +41,9 @@ struct Pixels {
   std::vector<uint8_t> bytes;
 };
 
-Status decode(const std::vector<uint8_t>& file, Pixels& pixels, PixelOrder order = PixelOrder::kGrey) {
-  return decode_jpeg(file, order, kHeight, kWidth, pixels.bytes.data());
+Status decode(const std::vector<uint8_t>& file, Pixels& pixels, PixelOrder order = PixelOrder::kGrey,
+              Damage damage = Damage::kRefused) {
+  return decode_jpeg(file, order, kHeight, kWidth, pixels.bytes.data(), damage);
 }
 
 }  // namespace
@@ -86,15 +87,21 @@ TEST_CASE("decode_jpeg: a file that ends early is refused, wherever it ends") {
 TEST_CASE("decode_jpeg: a damaged file is refused or decodes, and writes no byte beyond the pixels") {
   if (!has_jpeg_decoder()) return;
   std::mt19937 random(1);
-  int refused = 0;
+  int refused = 0, allowed = 0;
   for (int i = 0; i < 4000; ++i) {
     std::vector<uint8_t> file = grey_file();
     for (uint32_t k = 0; k <= random() % 3; ++k) file[random() % file.size()] = static_cast<uint8_t>(random());
     Pixels pixels(PixelOrder::kRgb);
-    refused += !decode(file, pixels, PixelOrder::kRgb).ok();
+    const bool decodes = decode(file, pixels, PixelOrder::kRgb).ok();
+    refused += !decodes;
     REQUIRE(pixels.has_guard());
+    const bool decodes_damaged = decode(file, pixels, PixelOrder::kRgb, Damage::kAllowed).ok();
+    allowed += decodes_damaged && !decodes;
+    REQUIRE(pixels.has_guard());
+    REQUIRE((decodes_damaged || !decodes));
   }
   CHECK(refused > 1000);
+  CHECK(allowed > 20);
 }
 
 TEST_CASE("decode_jpeg: another size than the file's is refused with both sizes") {
