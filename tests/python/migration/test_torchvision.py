@@ -13,12 +13,11 @@ import torch
 from helpers import needs_hetero
 from strategy_checks import (
     CALLS,
-    DEVICES,
-    check_batches,
     check_examples,
     check_one_batch,
     check_parameters,
     reason_of,
+    shared_tests,
     strategies_of,
 )
 
@@ -52,10 +51,7 @@ RGB, BYTES, FLOATS = photo(), bytes_(), bytes_() / 255.0
 TV_IMAGE = tv_tensors.Image(bytes_(3, 50, 60))
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_random_calls_are_within_the_stated_tolerance(strategy: Strategy, device: str) -> None:
-    check_examples(strategy, device, CALLS if device == "cpu" else max(CALLS // 8, 4))
+test_random_calls_are_within_the_stated_tolerance, test_calls_share_batches = shared_tests(STRATEGIES, on_hetero=8)
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -64,11 +60,6 @@ def test_formulas_of_devices_without_kernels_resize_parts_with_the_same_bytes(
 ) -> None:
     monkeypatch.setattr(pillow_sampling, "has_kernels", lambda images: False)
     check_examples(find(f"{FUNCTIONAL[version]}.resized_crop"), "cpu", CALLS)
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_calls_share_batches(strategy: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_batches(strategy, monkeypatch)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
