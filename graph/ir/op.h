@@ -96,8 +96,8 @@ struct OpTraits {
   // Runs on the accelerator; otherwise on the CPU always.
   bool on_accelerator = true;
   // A host task: long, single, not worth fusing, and without a kernel for accelerators, such as
-  // decoding or reading a file. The CPU's worker queue may run it while other work goes on. Its
-  // kernel uses one thread.
+  // decoding or reading a file. The CPU's worker queue may run it while other work goes on, and
+  // several may run on a thread each. Its kernel uses one thread.
   bool host_task = false;
   KernelFunction kernel = nullptr;
   // What `kernel` does in advance where calls are known ahead of time; null if there is nothing. It

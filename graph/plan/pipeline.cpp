@@ -16,6 +16,7 @@
 #include <numeric>
 #include <utility>
 
+#include "backend/base/parallel.h"
 #include "graph/cost/simulate.h"
 #include "graph/plan/passes.h"
 
@@ -185,6 +186,31 @@ bool lay_out(const Graph& graph, const PlanOptions& options, const Limits& limit
   return TransferTrial(graph, options, limits, plan, scratch).run();
 }
 
+// Seconds of tasks on the CPU without a worker queue: host tasks in a row run on a thread each.
+class HostSeconds {
+ public:
+  void add(double seconds, bool host_task) {
+    if (!host_task) end_row();
+    (host_task ? row_seconds_ : seconds_) += seconds;
+    row_ += host_task;
+  }
+  double total() {
+    end_row();
+    return seconds_;
+  }
+
+ private:
+  void end_row() {
+    if (row_ != 0) seconds_ += row_seconds_ / static_cast<double>(std::min(row_, backend::thread_count()));
+    row_seconds_ = 0;
+    row_ = 0;
+  }
+
+  double seconds_ = 0;
+  double row_seconds_ = 0;  // of the host tasks at hand, one by one
+  int64_t row_ = 0;
+};
+
 // Everything on the CPU, with host tasks on its worker queue. False where that does not take less
 // time.
 bool lay_out_with_worker(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch) {
@@ -194,12 +220,13 @@ bool lay_out_with_worker(const Graph& graph, const PlanOptions& options, Plan& p
   plan.batches.clear();
   if (options.fusion) fuse_nodes(graph, nullptr, plan, scratch);
   scratch.tasks.build(graph, plan, options);
-  double serial_seconds = 0;
+  HostSeconds serial;
   for (const Task& task : scratch.tasks.tasks) {
     if (task.is_fetch()) continue;
     scratch.tasks.predict(task, kCpu, plan);
-    serial_seconds += task.seconds[kCpu];
+    serial.add(task.seconds[kCpu], op_table()[graph.nodes[task.node].op].host_task);
   }
+  const double serial_seconds = serial.total();
   scratch.order.resize(scratch.tasks.size());
   std::iota(scratch.order.begin(), scratch.order.end(), 0);
   scratch.resident.assign(graph.buffers.size(), 0);

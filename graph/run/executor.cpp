@@ -4,8 +4,10 @@
 
 #include "graph/run/executor.h"
 
+#include <algorithm>
 #include <chrono>
 
+#include "backend/base/parallel.h"
 #include "backend/registry/registry.h"
 #include "graph/run/queue_run.h"
 #include "graph/run/run_state.h"
@@ -61,6 +63,25 @@ class HostPoison {
 
 }  // namespace
 
+// One of the host tasks that run at the same time.
+struct HostTask {
+  uint32_t node;
+  size_t first;  // of its addresses in Impl::task_data
+  FailureId failure;
+  Span span;
+};
+
+// Memory of an operand of such a task.
+struct TouchedRange {
+  const std::byte* begin;
+  const std::byte* end;
+  bool written;
+
+  bool allows(const TouchedRange& other) const {
+    return (!written && !other.written) || end <= other.begin || other.end <= begin;
+  }
+};
+
 struct Executor::Impl {
   bool from_registry = true;
   backend::Devices devices{};
@@ -69,6 +90,9 @@ struct Executor::Impl {
   QueueRun queue_run;
   std::vector<void*> data;  // of one node's operands
   std::vector<backend::Block> brought;
+  std::vector<HostTask> tasks;   // that run at the same time
+  std::vector<void*> task_data;  // of their operands
+  std::vector<TouchedRange> touched;
   std::vector<Outcome> outcomes;            // per node
   std::vector<backend::DeviceSet> written;  // per buffer
   RunCounts* counts = nullptr;              // of this run
@@ -81,6 +105,10 @@ struct Executor::Impl {
   uint32_t position = 0;   // the next instruction of a run on the host
 
   bool run_on_host(const std::atomic<int32_t>* stop);
+  bool is_host_task(const Instruction& instruction) const;
+  bool run_host_tasks();
+  void find_host_tasks();
+  bool add_host_task(const Node& node);
   double seconds() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count(); }
   void run_alone(uint32_t node, uint32_t position, Part part);
   void run_member(uint32_t node, uint32_t position);
@@ -103,6 +131,7 @@ bool Executor::Impl::run_on_host(const std::atomic<int32_t>* stop) {
   for (; position < program.size(); ++position) {
     if (stop != nullptr && stop->load(std::memory_order_relaxed) != 0) return false;
     const Instruction& instruction = program[position];
+    if (is_host_task(instruction) && run_host_tasks()) continue;
     if (times != nullptr) [[unlikely]]
       times->spans[position].begin = seconds();
     if (instruction.is_call()) {
@@ -117,6 +146,68 @@ bool Executor::Impl::run_on_host(const std::atomic<int32_t>* stop) {
       times->seconds = times->spans[position].end = seconds();
   }
   settle_host_run();
+  return true;
+}
+
+bool Executor::Impl::is_host_task(const Instruction& instruction) const {
+  return instruction.is_call() && !instruction.is_body() &&
+         op_table()[state.graph().nodes[instruction.index].op].host_task;
+}
+
+// Host tasks in a row, which use one thread each, run on all threads. False, and nothing is done,
+// where there is one only. `position` is then the last of them.
+bool Executor::Impl::run_host_tasks() {
+  if (poison.active() || backend::thread_count() == 1) return false;
+  find_host_tasks();
+  if (tasks.size() < 2) return false;
+  backend::parallel_for(0, static_cast<int64_t>(tasks.size()), 1, [&](int64_t begin, int64_t end) {
+    for (HostTask& task : std::span(tasks).subspan(begin, end - begin)) {
+      Invocation call = call_of(state.graph(), state.graph().nodes[task.node], Part::kWhole);
+      call.data = task_data.data() + task.first;
+      if (times != nullptr) task.span.begin = seconds();
+      task.failure = state.call_kernel(task.node, call);
+      if (times != nullptr) task.span.end = seconds();
+    }
+  });
+  for (const HostTask& task : tasks) {
+    outcomes[task.node] = task.failure == kHealthy ? Outcome::kRan : Outcome::kFailed;
+    settle_node(task.node, task.failure);
+    if (times != nullptr) times->spans[position] = task.span;
+    state.release(state.graph().nodes[task.node], position++);
+  }
+  --position;
+  if (times != nullptr) times->seconds = seconds();
+  counts->parallel_tasks += static_cast<int64_t>(tasks.size());
+  return true;
+}
+
+// From `position` on: those that touch nothing that another writes, and get their memory.
+void Executor::Impl::find_host_tasks() {
+  constexpr size_t kMost = 64;
+  const std::vector<Instruction>& program = state.plan().program;
+  tasks.clear();
+  touched.clear();
+  task_data.clear();
+  for (uint32_t p = position; p < program.size() && tasks.size() < kMost && is_host_task(program[p]); ++p) {
+    const size_t first = task_data.size();
+    if (!add_host_task(state.graph().nodes[program[p].index])) return;
+    tasks.push_back({program[p].index, first, kHealthy, {}});
+  }
+}
+
+bool Executor::Impl::add_host_task(const Node& node) {
+  const size_t others = touched.size();
+  for (int i = 0; i < node.operand_count; ++i) {
+    const Operand& operand = state.graph().operands_of(node)[i];
+    void* address = nullptr;
+    if (!find_memory(operand.buffer, address)) return false;
+    const auto* const begin = static_cast<const std::byte*>(address);
+    const TouchedRange range{begin, begin + state.graph().buffers[operand.buffer].bytes, operand.writes()};
+    const auto allows = [&](const TouchedRange& other) { return range.allows(other); };
+    if (!std::ranges::all_of(std::span(touched).first(others), allows)) return false;
+    touched.push_back(range);
+    task_data.push_back(address);
+  }
   return true;
 }
 

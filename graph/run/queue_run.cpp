@@ -31,7 +31,7 @@ Status QueueRun::run(RunState& state, RunCounts& counts, RunTimes* times, const 
     segments_->begin_run();
   }
   walk(counts, times);
-  if (uploads != nullptr) submit_uploads(*uploads);
+  if (uploads != nullptr && !uploads->entries.empty()) submit_uploads(*uploads);
   synchronize();
   if (times != nullptr) times->seconds = now() - begun_;
   if (timed) timer_.read(times->spans);
@@ -439,7 +439,8 @@ void QueueRun::synchronize() {
   if (used_queues_[kWorkerQueue]) worker_clock_.host_waits(worker_clock_.seconds());
 }
 
-// Behind the program's own copies. What cannot be had is left out.
+// Behind the program's own copies. What cannot be had is left out. REQUIRES: there are some, since
+// only then has the run the device that they go to.
 void QueueRun::submit_uploads(const Uploads& uploads) {
   uploads_to_ = uploads.to;
   upload_queue_ = queue_id(uploads.to, backend::QueueKind::kHostToDevice);

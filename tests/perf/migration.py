@@ -6,13 +6,18 @@
 - sounds in librosa: a mel spectrogram in decibels,
 
 then the costs of patches: a call that the plan leaves on the CPU, and activation among 2,000 modules.
+
+``--optimize`` lets `optimize` find the plan of each recipe, and of a program that leaves nothing to gain. It prints what
+the program with that plan takes, also where the plan is empty.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 import types
 import warnings
@@ -29,6 +34,8 @@ from torchvision.transforms import v2
 
 import torch_hetero  # noqa: F401
 from torch_hetero.migration import PipelineMigrator
+from torch_hetero.migration.optimize.compare import Runner, compare
+from torch_hetero.migration.plan import Plan
 
 BATCH = 32
 V1, V2 = "torchvision.transforms.functional.", "torchvision.transforms.v2.functional."
@@ -127,6 +134,37 @@ def recipe(name: str, make: Callable[[], Any], count: int, rounds: int) -> None:
     )
 
 
+def idle() -> tuple[list[Any], Callable[[Any], torch.Tensor], list[str]]:
+    """Returns small tensors, a transform that takes less than a call can gain, and no keys."""
+    return [torch.rand(3, 8, 8) for _ in range(8)], lambda image: v1.functional.hflip(image), []
+
+
+RECIPES = {"photographs": photographs, "tensors": tensors, "sounds": sounds, "idle": idle}
+
+
+def optimized(name: str, count: int, rounds: int) -> None:
+    """Finds a recipe's plan in a process of its own, then runs it with and without the plan, in turns."""
+    program = ["-m", "tests.perf.migration", "--recipe", name, "--samples", str(count)]
+    batches = 2 * count // BATCH
+    with tempfile.TemporaryDirectory() as folder:
+        file = f"{folder}/plan.json"
+        command = [sys.executable, "-m", "torch_hetero.migration", "optimize", "--allow-inexact"]
+        subprocess.run([*command, "--batches", str(batches), "-o", file, *program], check=True, capture_output=True)
+        plan = Plan.load(file)
+    plain, (planned,) = compare(Runner(program, batches), [plan], rounds)
+    print(
+        f"{name:<14} {plain.best * 1e3:8.2f} ms {planned.best * 1e3:8.2f} ms {planned.gain_over(plain):7.2f} x   "
+        f"{'declined' if not plan.rules else f'{len(plan.rules)} rules'}"
+    )
+
+
+def run_recipe(name: str, count: int) -> None:
+    """The program that `optimize` traces: one epoch after another."""
+    data, transform, _ = RECIPES[name]()
+    for _ in range(2):
+        epoch(Samples(data, transform, count))
+
+
 def costs() -> None:
     """Prints what patches cost where nothing migrates."""
     module = types.ModuleType("plain_library")
@@ -171,11 +209,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--optimize", action="store_true")
+    parser.add_argument("--recipe", choices=list(RECIPES), help=argparse.SUPPRESS)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
+    if options.recipe is not None:
+        run_recipe(options.recipe, options.samples)
+        return
+    if options.optimize:
+        print(f"{'a batch of':<14} {'original':>11} {'with plan':>11} {'gain':>9}")
+        for name in RECIPES:
+            optimized(name, options.samples, options.rounds)
+        return
     print(f"{'recipe':<14} {'original':>11} {'with plan':>11} {'gain':>9}")
-    for name, make in (("photographs", photographs), ("tensors", tensors), ("sounds", sounds)):
-        recipe(name, make, options.samples, options.rounds)
+    for name in ("photographs", "tensors", "sounds"):
+        recipe(name, RECIPES[name], options.samples, options.rounds)
     costs()
 
 

@@ -9,6 +9,7 @@ are exported and compiled before anything is timed, and their results compared w
 
 from __future__ import annotations
 
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -43,6 +44,8 @@ TOLERANCES = {"rtol": 1e-4, "atol": 1e-4}
 HALF_ERROR = 0.02  # of the norm
 LEAST_COSINE = 0.995  # of the embeddings of our int8 program
 SETTLE = 0.02  # seconds
+CALL_BAR = 10.0  # microseconds
+CALLS = 1000
 
 
 def call(subject: Callable[..., Any], **tensors: torch.Tensor) -> Callable[[], object]:
@@ -64,6 +67,7 @@ def measure() -> list[Row]:
         rows += compare(model, inputs, f"MiniLM, saved program, batch {batch} x {length} tokens", bar)
     rows.append(resnet18_row())
     rows.append(load_row(model))
+    rows.append(call_row())
     return rows
 
 
@@ -147,6 +151,15 @@ def resnet18_row() -> Row:
     batch = (8, 3, 64, 64)
     program = torch.hetero.compile(models.resnet18().eval(), (torch.randn(batch),))
     return program_arena_row(f"resnet18, saved program, batch {' x '.join(map(str, batch))}", program)
+
+
+def call_row() -> Row:
+    """What a call from Python takes besides kernels: of a program whose only kernel takes next to nothing."""
+    x = torch.randn(16)
+    program = torch.hetero.compile(torch.nn.ReLU(), (x,))
+    times = alternate({"hetero": lambda: program(x)}, calls=CALLS)["hetero"]
+    what = "saved program: a call with relu of 16 floats"
+    return Row(what, statistics.median(times) * 1e6, None, CALL_BAR, "us", "", "absolute")
 
 
 # Prints the seconds of load and Init, and where the plan is from.

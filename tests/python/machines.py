@@ -84,9 +84,6 @@ RUNS = [
 # What machines with an accelerator leave out, and why: tests of how the CPU does something when it is alone. Every other test
 # runs there as well.
 CPU_ALONE = {
-    "test_decode_jpeg.py::test_calls_are_recorded_and_run_on_the_worker_queue": (
-        "it crashed once in a whole run, and in none of ten runs of its file; the cause is not known (docs/house.md)"
-    ),
     "test_attention.py::test_the_kernels_are_ours": "counts the CPU's attention kernels",
     "test_compile.py::test_a_model_on_the_cpu_runs_on_the_device_and_its_results_come_back[lstm]": (
         "an LSTM layer's outputs have other shapes on the CPU than on an accelerator"

@@ -67,4 +67,6 @@ class Loader(importlib.abc.Loader):
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
         self._loader.exec_module(module)
+        if module.__spec__ is not None:
+            module.__spec__._initializing = False  # as importlib does next: the module is whole now
         self._imported(module)

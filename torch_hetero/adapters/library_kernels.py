@@ -40,7 +40,7 @@ def adapt_ops(module: ModuleType) -> None:
             _prefer_in(packet)
         return packet
 
-    for namespace in list(vars(module.ops).values()):
+    for namespace in vars(module.ops).copy().values():
         if isinstance(namespace, module._OpNamespace) and namespace.name not in _OWN:
             for name in namespace:
                 _prefer_in(getattr(namespace, name))

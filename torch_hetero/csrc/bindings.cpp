@@ -13,6 +13,7 @@
 #include <string>
 #include <utility>
 
+#include "backend/base/checksum.h"
 #include "backend/cpu/fused/compile.h"
 #include "backend/memory/address_space.h"
 #include "ops/dispatch/prefer_cpu.h"
@@ -94,6 +95,12 @@ void add_tensors(py::module_& m) {
   m.def(
       "materialize", [](const at::Tensor& tensor, const std::string&) { materialize(tensor); }, py::arg("tensor"),
       py::arg("reason") = "", released());
+  m.def(
+      "checksum",
+      [](uintptr_t address, size_t bytes) {
+        return hetero::backend::checksum(reinterpret_cast<const void*>(address), bytes);
+      },
+      py::arg("address"), py::arg("bytes"), released());
   m.def("default_generator",
         [] { return py::reinterpret_steal<py::object>(THPGenerator_initDefaultGenerator(ops::default_generator())); });
 }

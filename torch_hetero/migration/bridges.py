@@ -41,7 +41,7 @@ def install(injector: Injector) -> None:
             )
     opencv = sys.modules.get("cv2")
     if opencv is not None:
-        for name, function in list(vars(opencv).items()):
+        for name, function in vars(opencv).copy().items():
             if type(function).__name__ == "builtin_function_or_method":
                 injector.patch(site_of(f"cv2.{name}", opencv, name), lambda f: bridge("", f))
 

@@ -36,12 +36,24 @@ class Need:
     height: int = 0
     values: list[Value] = field(default_factory=list)
 
-    def key(self) -> Hashable:
-        """Equal for what can run as one batch."""
-        step = self.step
-        inputs = tuple((entry.spec.dtype, len(entry.spec.shape)) if step.strategy.ragged else
-                       (entry.spec.dtype, entry.spec.shape) for entry in step.inputs)  # fmt: skip
-        return step.strategy.target, step.device, step.static, inputs, step.outputs, tuple(map(np.shape, step.sample))
+    def key(self, device: torch.device) -> Hashable:
+        """Equal for what can run as one batch, on a device if the step names none."""
+        step, lists = self.step, takes_lists(self.step, device)
+        inputs = tuple(
+            (entry.spec.dtype, len(entry.spec.shape) if lists else entry.spec.shape) for entry in step.inputs
+        )
+        settings = step.strategy.batch_key(step.static, lists)
+        return settings, step.device, inputs, step.outputs, tuple(map(np.shape, step.sample))
+
+
+def device_of(step: Step, device: torch.device) -> torch.device:
+    """Returns the device of a step: the given one if it names none."""
+    return torch.device(step.device) if step.device else device
+
+
+def takes_lists(step: Step, device: torch.device) -> bool:
+    """Returns whether a step's inputs are lists there."""
+    return step.strategy.takes_lists(step.static, device_of(step, device))
 
 
 def evaluate(
@@ -63,7 +75,7 @@ def evaluate(
     Raises:
         Exception: Errors of the original functions.
     """
-    for group in groups_of(values):
+    for group in groups_of(values, device):
         run_group(group, device, failed, ran, uploaded)
 
 
@@ -97,11 +109,11 @@ def needs_of(values: Sequence[Value]) -> list[Need]:
     return order
 
 
-def groups_of(values: Sequence[Value]) -> Iterator[list[Need]]:
+def groups_of(values: Sequence[Value], device: torch.device) -> Iterator[list[Need]]:
     """Yields what must be computed in groups that run as one batch, in order."""
     groups: dict[Hashable, list[Need]] = {}
     for need in needs_of(values):
-        groups.setdefault((need.height, need.key()), []).append(need)
+        groups.setdefault((need.height, need.key(device)), []).append(need)
     yield from (groups[key] for key in sorted(groups, key=lambda key: -key[0]))
 
 
@@ -113,14 +125,14 @@ def dense(values: Sequence[Value]) -> torch.Tensor:
         first, count = indices[0], len(indices)
         if indices == list(range(first, first + count)):
             return batch if count == len(batch) else batch[first : first + count]
-        return batch[torch.tensor(indices).to(batch.device)]
+        return batch.index_select(0, torch.tensor(indices).to(batch.device))
     return torch.stack([value.row[0][value.row[1]] for value in values])
 
 
 def run_group(group: list[Need], device: torch.device, failed: Failed, ran: Ran, uploaded: Uploaded) -> None:
     """Runs steps as one batch and gives their values rows; by the originals if the strategy cannot."""
     steps = [need.step for need in group]
-    device = torch.device(steps[0].device) if steps[0].device else device
+    device = device_of(steps[0], device)
     begin = time.perf_counter()
     try:
         outputs = run_batch(steps, device, uploaded)
@@ -148,7 +160,7 @@ def run_batch(steps: list[Step], device: torch.device, uploaded: Uploaded) -> tu
     if first.strategy.stacks and all(value.spec == first.inputs[0].spec for value in first.inputs):
         flat = bring(first, [value for step in steps for value in step.inputs], device, uploaded)
         inputs = [flat.unflatten(0, (len(steps), len(first.inputs)))]
-    elif first.strategy.ragged:
+    elif takes_lists(first, device):
         for step in steps:
             for value in step.inputs:
                 bring(first, [value], device, uploaded)

@@ -66,12 +66,12 @@ class Holder:
     a view of, and `view` makes the view of that one's object.
     """
 
-    __slots__ = ("base", "crc", "data", "shipment", "value", "view", "views")
+    __slots__ = ("base", "bits", "data", "shipment", "value", "view", "views")
 
     def __init__(self, value: Value) -> None:
         self.value = value
         self.data: Any = None  # None while recorded
-        self.crc = 0
+        self.bits = 0  # the checksum of `data`
         self.shipment: tuple[Any, int] | None = None  # on its way to another process: what `shipping.ship` made
         self.base: Holder | None = None
         self.view: Callable[[Any], Any] | None = None
@@ -106,18 +106,18 @@ class Holder:
     def keep(self, data: Any) -> None:
         """From now on the elements are the host's."""
         self.data = data
-        self.crc = checksum(to_tensor(data))
+        self.bits = checksum(to_tensor(data))
 
     def current(self) -> Value:
         """Returns the value of the elements as they are now."""
         if self.data is None:
             return self.value
         now = to_tensor(self.data)
-        crc = checksum(now)
+        bits = checksum(now)
         spec = spec_of(self.data)
-        if crc != self.crc or spec != self.value.spec:
+        if bits != self.bits or spec != self.value.spec:
             session.count_mutation()
-            self.value, self.crc = Source(spec, now.clone(memory_format=torch.contiguous_format)), crc
+            self.value, self.bits = Source(spec, now.clone(memory_format=torch.contiguous_format)), bits
         else:
             session.count_avoided(self.value)
         return self.value
@@ -140,31 +140,26 @@ class Snapshots:
     """Copies of user code's own arrays, images and tensors, kept while those live."""
 
     def __init__(self) -> None:
-        self.entries: dict[int, tuple[weakref.ref, Source]] = {}
+        self.entries: dict[int, tuple[weakref.ref, Source, int]] = {}  # with the elements' checksum
 
     def source(self, data: Any, spec: Spec) -> Source:
         """Returns a copy as a value; the one from before if the elements are still the same."""
         key = id(data)
         entry = self.entries.get(key)
         tensor = to_tensor(data)
+        bits = checksum(tensor)
         if entry is not None and entry[0]() is data:
-            if entry[1].spec == spec and same_bits(tensor, entry[1].data):
+            if entry[1].spec == spec and entry[2] == bits:
                 session.count_avoided(entry[1])
                 return entry[1]
             session.count_mutation()
-        source = Source(spec, tensor.clone(memory_format=torch.contiguous_format))
-        self.entries[key] = (weakref.ref(data, lambda _: self.entries.pop(key, None)), source)
+        # The tensor of an image is a copy already.
+        source = Source(spec, tensor if spec.kind == "image" else tensor.clone(memory_format=torch.contiguous_format))
+        self.entries[key] = (weakref.ref(data, lambda _: self.entries.pop(key, None)), source, bits)
         return source
 
 
 SNAPSHOTS = Snapshots()
-
-
-def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether two tensors have the same bits."""
-    if left.dtype.is_floating_point or left.dtype.is_complex:  # NaN is not equal to itself
-        return checksum(left) == checksum(right)
-    return torch.equal(left, right)
 
 
 @outside

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
@@ -85,7 +85,8 @@ class Injector:
         if not self.wrappers:
             return
         seen: set[int] = set()
-        for module_name, module in list(sys.modules.items()):
+        # A copy of a dict is made at once. A list of its items is not: collecting garbage may import or forget modules.
+        for module_name, module in sys.modules.copy().items():
             namespace = getattr(module, "__dict__", None)
             root = module_name.split(".")[0]
             if type(namespace) is not dict or root in ("sys", "builtins", "torch_hetero") or id(namespace) in seen:
@@ -99,7 +100,7 @@ class Injector:
         """Replaces the originals among a module's names."""
         wanted = self.wrappers
         if not wanted.keys().isdisjoint(map(id, namespace.values())):
-            for name, value in list(namespace.items()):
+            for name, value in namespace.copy().items():
                 found = wanted.get(id(value))
                 if found is not None and found[0] is value and found[2] != root:
                     self.set_item(namespace, name, found[1])
@@ -109,13 +110,13 @@ class Injector:
 
         Their globals may be another dict than the module's: `multiprocessing` runs the main module of a child by `runpy`.
         """
-        for value in list(namespace.values()):
+        for value in namespace.copy().values():
             if getattr(value, "__module__", None) != module.__name__:
                 continue
-            functions: list[Any] = [value]
+            functions: Iterable[Any] = [value]
             if isinstance(value, type):
                 self.sweep_class(value)
-                functions = list(vars(value).values())
+                functions = vars(value).copy().values()
             for function in functions:
                 if isinstance(function, types.FunctionType):
                     self.sweep_defaults(function)
@@ -125,7 +126,7 @@ class Injector:
 
     def sweep_class(self, owner: type) -> None:
         """Replaces the originals among a class's attributes and its methods' default arguments."""
-        for name, value in list(vars(owner).items()):
+        for name, value in vars(owner).copy().items():
             inner = value.__func__ if isinstance(value, staticmethod) else value
             found = self.wrappers.get(id(inner))
             if found is not None and found[0] is inner:
@@ -164,11 +165,11 @@ class Injector:
             else:
                 table[key] = before
         originals = {id(wrapper): (wrapper, original) for original, wrapper, _ in self.wrappers.values()}
-        for module in list(sys.modules.values()):  # modules that were imported since
+        for module in sys.modules.copy().values():  # modules that were imported since
             namespace = getattr(module, "__dict__", None)
             if type(namespace) is not dict or originals.keys().isdisjoint(map(id, namespace.values())):
                 continue
-            for name, value in list(namespace.items()):
+            for name, value in namespace.copy().items():
                 found = originals.get(id(value))
                 if found is not None and found[0] is value:
                     setattr(module, name, found[1])

@@ -216,7 +216,7 @@ class PipelineMigrator:
                 if not self.in_child:
                     raise
                 continue  # a child's path may not have the program's folder yet; the parent has checked the plan
-            if sites is None:
+            if sites is None or rule not in self.pending:  # to look for it may import its module, which patches it
                 continue
             self.pending.remove(rule)
             names = tuple(self.patch(site) for site in sites)
@@ -365,7 +365,7 @@ def find_site(rule: Rule, name: str) -> Site | None:
 def find_own(rule: Rule, name: str) -> Site | None:
     """Returns where a function or class of the program itself is kept; None if there is none yet."""
     found: dict[int, Site] = {}
-    for module_name, module in list(sys.modules.items()):
+    for module_name, module in sys.modules.copy().items():
         namespace = getattr(module, "__dict__", None)
         if type(namespace) is not dict or name not in namespace or not own_code(module):
             continue

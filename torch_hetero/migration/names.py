@@ -40,7 +40,8 @@ def locate(target: str, load: bool = True) -> Site | None:
 
     Args:
         target: Such as "PIL.Image.Image.resize".
-        load: Whether modules may be imported; otherwise the result is None if the module was not.
+        load: Whether modules may be imported; otherwise the result is None if the module was not, or the name may
+            come when the import of its package has ended.
 
     Raises:
         ImportError: The module is not there, or lacks the name.
@@ -59,6 +60,10 @@ def locate(target: str, load: bool = True) -> Site | None:
                 continue
         owner: Any = sys.modules[module]
         for place, name in enumerate(parts[split:], split):
+            # To ask a library that loads its parts when they are asked for would import them too early.
+            absent = isinstance(owner, ModuleType) and name not in vars(owner)
+            if not load and absent and is_being_imported(parts[0]):
+                return None
             if not hasattr(owner, name):
                 if not load and isinstance(owner, ModuleType) and is_module(".".join(parts[: place + 1])):
                     return None
@@ -69,6 +74,15 @@ def locate(target: str, load: bool = True) -> Site | None:
     if not load:
         return None
     raise ImportError(f"there is no module {parts[0]}")
+
+
+def is_being_imported(package: str) -> bool:
+    """Whether a module of a package has begun to run and not ended."""
+    return any(
+        getattr(getattr(module, "__spec__", None), "_initializing", False)
+        for name, module in sys.modules.copy().items()
+        if name == package or name.startswith(package + ".")
+    )
 
 
 def site_of(target: str, owner: Any, name: str) -> Site:

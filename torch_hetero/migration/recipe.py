@@ -62,7 +62,7 @@ class Result(Value):
         return Result, (self.spec, self.step, self.index)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Step:
     """One migrated call.
 

@@ -177,7 +177,7 @@ class Strategy:
         tolerance: The largest difference from the original's results. `EXACT` strategies are tested by bits.
         exact_bytes: Whether results of bytes have the original's bits, although others have only `tolerance`.
         ragged: Whether `run` takes samples of different sizes: then each input is a list of tensors without a batch
-            dimension, even if sizes are equal.
+            dimension, even if sizes are equal. `takes_lists` says so of single calls.
         stacks: Whether `run` takes the data of a call whose specs are all equal as one input [batch, number, ...]. It
             is no copy if they are the rows of one batch, in order. Data of different specs comes as usual.
         constants: Arrays and CPU tensors with up to this many elements are settings, not data. Handles are data.
@@ -229,6 +229,14 @@ class Strategy:
             [batch, ...] with the shape and dtype that `map` said, or a tuple of such, one for each output.
         """
         raise NotImplementedError
+
+    def takes_lists(self, static: Any, device: torch.device) -> bool:
+        """Returns whether inputs are lists in `run` with these settings; see `ragged`."""
+        return self.ragged
+
+    def batch_key(self, static: Any, lists: bool) -> Hashable:
+        """Returns what is equal for calls that may run as one batch, by the `run` and the settings of any of them."""
+        return self.target, static
 
     def examples(self, random: np.random.Generator) -> Iterable[tuple[tuple[Any, ...], dict[str, Any]]]:
         """Yields calls (positional, keywords) that are supported, without end, for tests: small, and of every kind."""

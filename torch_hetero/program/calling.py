@@ -44,12 +44,13 @@ class CompiledModel:
         self._making = threading.Lock()
         convention = Convention(model)
         self._arguments, self._positional, self._keywords = convention.arguments()
+        self._names = set(self._keywords)
         self._given = convention.given(self._arguments)
         self._results, self._made = convention.results()
+        self._append_leaves = structure.flattener(self._arguments)
         self._updates = convention.updates()
+        self._updated = [index for index, _ in self._updates]
         self._parameters = convention.parameters()
-        # How pytree says that arguments are nested as in the example; None before the first call.
-        self._in_spec: pytree.TreeSpec | None = None
         self._lock = threading.Lock()
 
     @property
@@ -158,29 +159,38 @@ class CompiledModel:
 
     def _tensors_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The tensors among the arguments of a call, when all else is as in the example."""
-        if len(args) != self._positional or kwargs.keys() != set(self._keywords):
-            args, kwargs = self._as_in_example(args, kwargs)
-        given = args, {name: kwargs[name] for name in self._keywords}
-        leaves, spec = pytree.tree_flatten(given)
-        if spec != self._in_spec:
-            described = structure.describe(spec)
-            if described == self._arguments:
-                self._in_spec = spec
-            else:
-                # The keys of a dictionary may come in another order.
-                try:
-                    leaves = structure.flatten(self._arguments, structure.build(described, iter(leaves)))
-                except ValueError:
-                    raise ValueError("the arguments are nested otherwise than in the example: expected "
-                                     f"{structure.show(self._arguments)}, not {structure.show(described)}") from None
-        tensors = self._tensors(leaves)
-        refuse_shared_updates(tensors, [index for index, _ in self._updates], self._model)
+        if len(args) != self._positional or kwargs.keys() != self._names:
+            args, by_name = self._as_in_example(args, kwargs)
+            kwargs = {name: by_name[name] for name in self._keywords}
+        leaves: list[Any] = []
+        try:
+            self._append_leaves((args, kwargs), leaves)
+            tensors = self._tensors(leaves)
+        except ValueError:
+            # Nested in other classes, which pytree knows; or it says what is wrong.
+            tensors = self._tensors(self._leaves_by_pytree((args, kwargs)))
+        refuse_shared_updates(tensors, self._updated, self._model)
         return tensors
 
     @staticmethod
     def _on_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The tensors as a program reads them: on the CPU, with bytes that are their values."""
-        return [tensor.detach().cpu().resolve_conj().resolve_neg() for tensor in tensors]
+        return [
+            tensor if type(tensor) is torch.Tensor and tensor.is_cpu and not tensor.is_conj() and not tensor.is_neg()
+            else tensor.detach().cpu().resolve_conj().resolve_neg() for tensor in tensors
+        ]  # fmt: skip
+
+    def _leaves_by_pytree(self, given: Any) -> list[Any]:
+        """The leaves of arguments in classes that pytree takes for tuples, lists and dictionaries."""
+        leaves, spec = pytree.tree_flatten(given)
+        described = structure.describe(spec)
+        found: list[Any] = []
+        try:
+            self._append_leaves(structure.build(described, iter(leaves)), found)
+        except ValueError:
+            raise ValueError("the arguments are nested otherwise than in the example: expected "
+                             f"{structure.show(self._arguments)}, not {structure.show(described)}") from None
+        return found
 
     def _as_in_example(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments by position and by name as the example's were, when they are the same ones."""
@@ -196,10 +206,12 @@ class CompiledModel:
 
     def _results_of(self, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> Any:
         """What a call with these tensors returns when the program has made these results."""
-        device = next((tensor.device for tensor in tensors if tensor.device.type == "hetero"), torch.device("cpu"))
+        away = [tensor.device for tensor in tensors if not tensor.is_cpu and tensor.device.type == "hetero"]
         for index, output in self._updates:
             tensors[index].detach().copy_(results[output])
-        made = [results[leaf["tensor"]].to(device) if isinstance(leaf, dict) else leaf for leaf in self._made]
+        made = [results[leaf["tensor"]] if isinstance(leaf, dict) else leaf for leaf in self._made]
+        if away:
+            made = [leaf.to(away[0]) if isinstance(leaf, torch.Tensor) else leaf for leaf in made]
         return structure.build(self._results, iter(made))
 
     def _tensors(self, leaves: Sequence[Any]) -> list[torch.Tensor]:

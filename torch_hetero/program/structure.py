@@ -9,12 +9,12 @@ output of transformers for a dictionary.
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch.utils import _pytree as pytree
 
-__all__ = ["build", "check", "count_leaves", "describe", "flatten", "show"]
+__all__ = ["build", "check", "count_leaves", "describe", "flattener", "show"]
 
 # A value of JSON, as above.
 Structure = Any
@@ -72,25 +72,41 @@ def build(structure: Structure, leaves: Iterator[Any]) -> Any:
     return {key: child for (key, _), child in zip(structure["dict"], children, strict=True)}
 
 
-def flatten(structure: Structure, nested: Any) -> list[Any]:
-    """The leaves of what is nested as the structure says, in its order; dictionaries may have theirs in any order.
+def flattener(structure: Structure) -> Callable[[Any, list[Any]], None]:
+    """Returns a function that appends the leaves of what is nested as the structure says, in its order.
 
-    Raises:
-        ValueError: for what is nested otherwise.
+    Dictionaries may have theirs in any order. The function raises a ValueError for what is nested otherwise.
     """
     if structure is None:
-        if isinstance(nested, (tuple, list, dict)):
-            raise ValueError("more is nested than in the structure")
-        return [nested]
-    children = _children(structure)
+        return _append_leaf
+    children = [flattener(child) for child in _children(structure)]
     if isinstance(structure, dict) and "dict" in structure:
         keys = [key for key, _ in structure["dict"]]
-        if not isinstance(nested, dict) or nested.keys() != set(keys):
-            raise ValueError("a dictionary has other keys than in the structure")
-        nested = [nested[key] for key in keys]
-    elif type(nested) is not (list if isinstance(structure, list) else tuple) or len(nested) != len(children):
-        raise ValueError("less is nested than in the structure, or otherwise")
-    return [leaf for child, part in zip(children, nested, strict=True) for leaf in flatten(child, part)]
+        known = set(keys)
+        items = list(zip(keys, children, strict=True))
+
+        def append_items(nested: Any, leaves: list[Any]) -> None:
+            if not isinstance(nested, dict) or nested.keys() != known:
+                raise ValueError("a dictionary has other keys than in the structure")
+            for key, append in items:
+                append(nested[key], leaves)
+
+        return append_items
+    kind = list if isinstance(structure, list) else tuple
+
+    def append_parts(nested: Any, leaves: list[Any]) -> None:
+        if type(nested) is not kind or len(nested) != len(children):
+            raise ValueError("less is nested than in the structure, or otherwise")
+        for append, part in zip(children, nested, strict=True):
+            append(part, leaves)
+
+    return append_parts
+
+
+def _append_leaf(nested: Any, leaves: list[Any]) -> None:
+    if isinstance(nested, (tuple, list, dict)):
+        raise ValueError("more is nested than in the structure")
+    leaves.append(nested)
 
 
 def show(structure: Structure) -> str:

@@ -96,6 +96,13 @@ struct RowKernels {
                          uint8_t* out);
   // Medians of squares of `size` rows and columns, at most 15. Likewise.
   int64_t (*median_bytes)(const uint8_t* const* rows, int64_t size, int64_t distance, int64_t count, uint8_t* out);
+  // Pillow's grey of pixels with three channels. Likewise, of pixels.
+  int64_t (*grey_pixels)(const uint8_t* pixels, int64_t count, uint8_t* out);
+  // other + factor * (byte - other) in floats, cut off at 0 and 255, without fractions; `other` is
+  // one byte for all, or one for each pixel of three channels. Return how many bytes, or pixels, of
+  // `count` were written. Null if there are none.
+  int64_t (*blend_constant)(uint8_t other, const uint8_t* bytes, float factor, int64_t count, uint8_t* out);
+  int64_t (*blend_grey)(const uint8_t* others, const uint8_t* pixels, float factor, int64_t count, uint8_t* out);
 };
 
 // The best for this processor; without members where there are only the portable loops.

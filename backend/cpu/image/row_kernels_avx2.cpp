@@ -515,6 +515,78 @@ int64_t median_bytes(const uint8_t* const* rows, int64_t size, int64_t distance,
   return i;
 }
 
+// ---- Pillow's grey and blending
+
+// Per lane: 16-bit pairs of the channels (first, second) of four pixels.
+__m256i channel_pairs(int first, int second) {
+  alignas(32) int8_t mask[32];
+  for (int i = 0; i < 32; ++i) mask[i] = -1;
+  for (int pixel = 0; pixel < 8; ++pixel) {
+    mask[4 * pixel] = static_cast<int8_t>(3 * (pixel % 4) + first);
+    mask[4 * pixel + 2] = static_cast<int8_t>(3 * (pixel % 4) + second);
+  }
+  return _mm256_load_si256(reinterpret_cast<const __m256i*>(mask));
+}
+
+// Half of green's weight does not fit into 16 bits, so green is in both pairs.
+int64_t grey_pixels(const uint8_t* pixels, int64_t count, uint8_t* out) {
+  const __m256i red_green = channel_pairs(0, 1), green_blue = channel_pairs(1, 2);
+  const __m256i upper = _mm256_set1_epi32(19235 << 16 | 19595), lower = _mm256_set1_epi32(7471 << 16 | 19235);
+  const __m256i half = _mm256_set1_epi32(0x8000);
+  int64_t x = 0;
+  // A load reads four bytes more than four pixels.
+  for (; x + 8 + 2 <= count; x += 8) {
+    const uint8_t* const p = pixels + 3 * x;
+    const __m256i bytes = _mm256_inserti128_si256(_mm256_castsi128_si256(load_bytes(p)), load_bytes(p + 12), 1);
+    const __m256i sums = _mm256_add_epi32(_mm256_madd_epi16(_mm256_shuffle_epi8(bytes, red_green), upper),
+                                          _mm256_madd_epi16(_mm256_shuffle_epi8(bytes, green_blue), lower));
+    const __m256i greys = _mm256_srli_epi32(_mm256_add_epi32(sums, half), 16);
+    const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(greys), _mm256_extracti128_si256(greys, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(out + x), _mm_packus_epi16(words, words));
+  }
+  return x;
+}
+
+// Eight bytes each.
+__m128i blended(__m256i others, __m128i bytes, __m256 factor) {
+  const __m256i difference = _mm256_sub_epi32(_mm256_cvtepu8_epi32(bytes), others);
+  const __m256 product = _mm256_mul_ps(factor, _mm256_cvtepi32_ps(difference));
+  const __m256 sum = _mm256_add_ps(_mm256_cvtepi32_ps(others), product);
+  // Larger sums would not fit into 32 bits.
+  const __m256i values = _mm256_cvttps_epi32(_mm256_min_ps(sum, _mm256_set1_ps(255)));
+  const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(values), _mm256_extracti128_si256(values, 1));
+  return _mm_packus_epi16(words, words);
+}
+
+int64_t blend_constant(uint8_t other, const uint8_t* bytes, float factor, int64_t count, uint8_t* out) {
+  const __m256i others = _mm256_set1_epi32(other);
+  const __m256 factors = _mm256_set1_ps(factor);
+  int64_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    const __m128i eight = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes + i));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(out + i), blended(others, eight, factors));
+  }
+  return i;
+}
+
+int64_t blend_grey(const uint8_t* others, const uint8_t* pixels, float factor, int64_t count, uint8_t* out) {
+  const __m256 factors = _mm256_set1_ps(factor);
+  const __m128i thrice[3] = {_mm_setr_epi8(0, 0, 0, 1, 1, 1, 2, 2, -1, -1, -1, -1, -1, -1, -1, -1),
+                             _mm_setr_epi8(2, 3, 3, 3, 4, 4, 4, 5, -1, -1, -1, -1, -1, -1, -1, -1),
+                             _mm_setr_epi8(5, 5, 6, 6, 6, 7, 7, 7, -1, -1, -1, -1, -1, -1, -1, -1)};
+  int64_t x = 0;
+  for (; x + 8 <= count; x += 8) {
+    const __m128i greys = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(others + x));
+    for (int64_t part = 0; part < 3; ++part) {
+      const int64_t at = 3 * x + 8 * part;
+      const __m128i eight = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(pixels + at));
+      const __m256i repeated = _mm256_cvtepu8_epi32(_mm_shuffle_epi8(greys, thrice[part]));
+      _mm_storel_epi64(reinterpret_cast<__m128i*>(out + at), blended(repeated, eight, factors));
+    }
+  }
+  return x;
+}
+
 }  // namespace
 
 const RowKernels& row_kernels_avx2() {
@@ -529,7 +601,10 @@ const RowKernels& row_kernels_avx2() {
                                        weighted_channels,
                                        weigh_bytes,
                                        weigh_words,
-                                       median_bytes};
+                                       median_bytes,
+                                       grey_pixels,
+                                       blend_constant,
+                                       blend_grey};
   return kKernels;
 }
 

@@ -8,7 +8,10 @@
 #include <random>
 #include <stdexcept>
 #include <string>
+#include <thread>
+#include <vector>
 
+#include "backend/base/parallel.h"
 #include "backend/cpu/cpu_device.h"
 #include "backend/fault/fault_device.h"
 #include "backend/sim/sim_device.h"
@@ -140,6 +143,23 @@ OpId meets(const char* name, bool host_task) {
                          }});
 }
 
+// Two threads: each takes half of a range.
+class TwoThreads {
+ public:
+  TwoThreads() { backend::set_parallel_pool(&kPool); }
+  ~TwoThreads() { backend::set_parallel_pool(nullptr); }
+  TwoThreads(const TwoThreads&) = delete;
+
+ private:
+  static constexpr backend::ParallelPool kPool{[](int64_t begin, int64_t end, int64_t, backend::RangeFunction body) {
+                                                 const int64_t middle = (begin + end) / 2;
+                                                 std::thread other([&] { body(begin, middle); });
+                                                 body(middle, end);
+                                                 other.join();
+                                               },
+                                               [] { return int64_t{2}; }};
+};
+
 }  // namespace
 
 TEST_CASE("host tasks: one that has independent work beside it runs on the worker queue and overlaps") {
@@ -189,6 +209,75 @@ TEST_CASE("host tasks: one that nothing can run beside stays on the submitting t
   value = program.define(test_ops().host_task, kFloats, {program.read(value)});
   program.escape(program.define(test_ops().pointwise, kFloats, {program.read(value)}));
   CHECK(uses_host_only(program.plan(slow_cpu())));
+}
+
+TEST_CASE("host tasks: those in a row run at the same time on the CPU's threads, and the rest waits for them") {
+  static const OpId meets_another = meets("test::meets_another", true);
+  Program program;
+  std::vector<BufferId> made;
+  for (int i = 0; i < 2; ++i) {
+    made.push_back(program.define(meets_another, kFloats, {program.read(program.input(kFloats))}));
+  }
+  program.escape(program.define(test_ops().pointwise, kFloats, {program.read(made[0]), program.read(made[1])}));
+  const TwoThreads threads;
+  const Plan plan = program.plan(slow_cpu());
+  REQUIRE(uses_host_only(plan));
+  meeting.here = 0;
+  const Results results = program.run_plan(plan, cpu_alone());
+  CHECK(results.status.ok());
+  CHECK(results.counts.parallel_tasks == 2);
+  CHECK(results.counts.kernels[kCpu] == 3);
+}
+
+TEST_CASE("host tasks: those that need each other do not run at the same time") {
+  Program program;
+  BufferId value = program.input(kFloats);
+  for (int i = 0; i < 4; ++i) value = program.define(test_ops().host_task, kFloats, {program.read(value)});
+  program.escape(value);
+  const TwoThreads threads;
+  const Results results = program.run_plan(program.plan(slow_cpu()), cpu_alone());
+  CHECK(results.counts.parallel_tasks == 0);
+  CHECK(same_values(program, results, program.interpret()));
+}
+
+TEST_CASE("host tasks: random programs on two threads have the interpreter's bits") {
+  std::mt19937 random(11);
+  const TwoThreads threads;
+  int64_t together = 0;
+  for (int round = 0; round < 120; ++round) {
+    Program program;
+    make_random(program, random, 40, false);
+    for (Node& node : program.graph.nodes) {
+      const OpTraits& traits = op_table()[node.op];
+      if (traits.lower != nullptr || random() % 4 == 0) continue;
+      node.op = traits.brings_memory ? test_ops().host_brings : test_ops().host_task;
+    }
+    const Plan plan = program.plan(round % 2 == 0 ? fused_options() : cpu_options());
+    INFO(to_string(program.graph));
+    INFO(to_string(plan));
+    const Results results = program.run_plan(plan, cpu_alone());
+    together += results.counts.parallel_tasks;
+    REQUIRE(same_values(program, results, program.interpret()));
+  }
+  CHECK(together > 100);
+}
+
+TEST_CASE("host tasks: one of several that throws poisons what depends on it, and nothing else") {
+  Program program;
+  std::vector<BufferId> made;
+  for (const OpId op : {test_ops().host_task, test_ops().host_throws, test_ops().host_task}) {
+    made.push_back(program.define(op, kFloats, {program.read(program.input(kFloats))}));
+  }
+  const BufferId joined = program.define(test_ops().pointwise, kFloats, {program.read(made[0]), program.read(made[1])});
+  for (const BufferId b : {made[0], made[1], made[2], joined}) program.escape(b);
+  const TwoThreads threads;
+  const Results results = program.run_plan(program.plan(cpu_options()), cpu_alone());
+  CHECK(results.status.message().find("broken kernel") != std::string::npos);
+  CHECK(results.counts.parallel_tasks == 3);
+  CHECK(results.bindings[made[0]].error.ok());
+  CHECK_FALSE(results.bindings[made[1]].error.ok());
+  CHECK(results.bindings[made[2]].error.ok());
+  CHECK_FALSE(results.bindings[joined].error.ok());
 }
 
 TEST_CASE("host tasks: one that takes no longer than a hand-over stays on the submitting thread") {

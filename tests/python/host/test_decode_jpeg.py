@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -25,6 +26,14 @@ SIZES = [(1, 1), (7, 9), (8, 8), (17, 33), (64, 48), (123, 77), (240, 321)]
 SUBSAMPLINGS = {"4:4:4": 0, "4:2:2": 1, "4:2:0": 2}
 TOO_LARGE = 1 << 16
 HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def pixels(height: int, width: int, channels: int, seed: int = 0) -> np.ndarray:
@@ -197,7 +206,7 @@ def test_several_files_become_a_list_of_images_of_their_own_sizes() -> None:
 
 
 @needs_hetero
-def test_calls_are_recorded_and_run_on_the_worker_queue_beside_other_work() -> None:
+def test_calls_are_recorded_and_run_on_the_worker_queue_beside_other_work(one_thread: None) -> None:
     files = [jpeg(pixels(240, 320, 3, seed)) for seed in range(4)]
     expected = [by_pillow(file) for file in files]
     with counting() as seen:
@@ -210,6 +219,27 @@ def test_calls_are_recorded_and_run_on_the_worker_queue_beside_other_work() -> N
     assert torch.equal(results, torch.stack([image.float().mean() for image in expected]))
     for image, wanted in zip(images, expected, strict=True):
         assert torch.equal(image.cpu(), wanted)
+
+
+@needs_hetero
+def test_files_in_a_row_are_decoded_on_all_threads() -> None:
+    files = [jpeg(pixels(240 + n, 320, 3, n)) for n in range(9)]
+    files.insert(4, files[0][:200])
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with counting() as seen:
+            images = [decode_jpeg(file.to("hetero"), 240 + n, 320) for n, file in enumerate(files[:4])]
+            torch.hetero.flush()
+        assert (seen.parallel_tasks, seen.host_tasks) == (4, 0)
+        broken = decode_jpeg(files[4].to("hetero"), 240, 320)
+        images += [decode_jpeg(file.to("hetero"), 244 + n, 320) for n, file in enumerate(files[5:])]
+        with pytest.raises(RuntimeError, match="cannot decode the JPEG file"):
+            broken.cpu()
+    finally:
+        torch.set_num_threads(threads)
+    for image, file in zip(images, [*files[:4], *files[5:]], strict=True):
+        assert torch.equal(image.cpu(), by_pillow(file))
 
 
 @needs_hetero
@@ -228,6 +258,30 @@ def test_repeated_programs_replay_with_other_files() -> None:
         images = decode_jpegs([file.to("hetero") for file in files], [120] * 3, [160] * 3)
         total = sum(image.double().sum() for image in images)
         assert total.item() == sum(by_pillow(file).double().sum().item() for file in files)
+
+
+@needs_hetero
+def test_the_worker_queue_runs_after_an_accelerator_was_taken_away() -> None:
+    run_python_ok(
+        """
+        import torch, torch_hetero
+        from counters import counting
+        from test_decode_jpeg import by_pillow, decode_jpegs, jpeg, pixels
+
+        files = [jpeg(pixels(240, 320, 3, seed)) for seed in range(4)]
+        expected = torch.stack([by_pillow(file).float().mean() for file in files])
+        torch.set_num_threads(1)
+        for accelerator in "none", "sim", "none":
+            torch.hetero.config.accelerator = accelerator
+            for _ in range(2):
+                with counting() as seen:
+                    images = decode_jpegs([file.to("hetero") for file in files], [240] * 4, [320] * 4)
+                    means = torch.stack([image.float().mean() for image in images]).cpu()
+                assert torch.equal(means, expected)
+            assert accelerator == "sim" or seen.host_tasks >= 3, seen.host_tasks
+        """,
+        {"HETERO_ACCELERATOR": "none", "HETERO_FUSION": "0", "PYTHONPATH": HERE},
+    )
 
 
 @needs_hetero

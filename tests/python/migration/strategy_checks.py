@@ -93,7 +93,7 @@ def check_batches(strategy: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = calls_of(strategy, 150)
     with warnings.catch_warnings(), np.errstate(all="ignore"), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
-        groups = {Need(step_of(strategy, *call)).key() for call in calls}
+        groups = {Need(step_of(strategy, *call)).key(torch.device("cpu")) for call in calls}
         with counted_runs(strategy, monkeypatch) as sizes:
             trial(strategy, calls, "cpu")
     assert len(sizes) == len(groups)

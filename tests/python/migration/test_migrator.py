@@ -544,6 +544,47 @@ def test_a_module_that_is_imported_later_is_patched_then(tmp_path: Path, monkeyp
     del sys.modules["late_photolib"]
 
 
+def test_parts_that_a_package_loads_when_asked_are_patched_when_its_import_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "lazy_photolib"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "import importlib\n"
+        "def __getattr__(name):\n"
+        "    if name == 'parts':\n        return importlib.import_module('lazy_photolib.parts')\n"
+        "    raise AttributeError(name)\n"
+        "from lazy_photolib import core\n"
+        "axis = 0\n"
+    )
+    (package / "core.py").write_text("def flip(image):\n    return image[::-1]\n")
+    (package / "parts.py").write_text(
+        "from lazy_photolib import axis\ndef flip(image):\n    return image[::-1] if axis == 0 else image\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("core", "parts"):
+
+        @register
+        class Part(Strategy):
+            target = f"lazy_photolib.{name}.flip"
+            parameters = "image"
+            data = ("image",)
+
+            def map(self, call: Any) -> Mapped:
+                return Mapped(call["image"])
+
+            def run(self, inputs: Any, static: Any, sample: Any) -> torch.Tensor:
+                return inputs[0].flip([1])
+
+    with PipelineMigrator({"lazy_photolib.core.flip": "hetero", "lazy_photolib.parts.flip": "hetero"}):
+        import lazy_photolib
+
+        assert is_recorded(lazy_photolib.core.flip(noise(3, 3)))
+        assert is_recorded(lazy_photolib.parts.flip(noise(3, 3)))
+    for name in ("lazy_photolib", "lazy_photolib.core", "lazy_photolib.parts"):
+        del sys.modules[name]
+
+
 def test_a_second_plan_is_refused_and_the_first_goes_on(library: types.ModuleType, brighten: type[Brighten]) -> None:
     with PipelineMigrator({"photolib.brighten": "hetero"}) as first:
         with pytest.raises(RuntimeError, match="a plan is active already; deactivate it first"):

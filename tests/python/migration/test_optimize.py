@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import random
@@ -24,12 +25,14 @@ from torch_hetero.migration.optimize import search  # noqa: E402
 from torch_hetero.migration.optimize.choose import EXACT, Edge, Problem, Task, best_by_chains, choose  # noqa: E402
 from torch_hetero.migration.optimize.compare import Failed, Measured, Runner  # noqa: E402
 from torch_hetero.migration.optimize.lineage import Follow, Lineage, Made, TracedArray  # noqa: E402
+from torch_hetero.migration.optimize.measure import Captured, inexact  # noqa: E402
 from torch_hetero.migration.optimize.page import write_page  # noqa: E402
 from torch_hetero.migration.optimize.script import Script  # noqa: E402
 from torch_hetero.migration.optimize.search import ScriptFailed, Settings, optimize  # noqa: E402
 from torch_hetero.migration.optimize.table import explain  # noqa: E402
 from torch_hetero.migration.optimize.trace import BATCH, OTHER, PROGRAM, Trace, trace_script  # noqa: E402
 from torch_hetero.migration.plan import environment  # noqa: E402
+from torch_hetero.migration.record import record  # noqa: E402
 
 
 @pytest.fixture
@@ -312,6 +315,26 @@ def test_verification_drops_a_wrong_strategy(folder: Path, monkeypatch: pytest.M
     (row,) = [call for call in plan.evidence["calls"] if call["key"] == "slow_photos.halve"]
     assert "verification: 6 of 6 samples differ" in row["why"] and row["candidates"][0]["largest"] == 1
     assert row["state"] == "cpu" and plan.rules == ()
+
+
+def test_a_strategy_is_exact_where_it_is_for_the_bytes_that_were_seen(folder: Path) -> None:
+    script = folder / "program.py"
+    script.write_text(
+        "import torch\nfrom PIL import Image\nfrom torchvision.transforms import functional\n"
+        "class Data(torch.utils.data.Dataset):\n"
+        "    def __len__(self):\n        return 8\n"
+        "    def __getitem__(self, i):\n"
+        "        image = functional.adjust_contrast(Image.new('RGB', (9, 7), (i, 2, 3)), 1.5)\n"
+        "        return functional.adjust_contrast(functional.pil_to_tensor(image), 0.5)\n"
+        "for batch in torch.utils.data.DataLoader(Data(), 2):\n    pass\n"
+    )
+    calls = traced(script).calls
+    seen = calls["torchvision.transforms.functional.adjust_contrast"]
+    images = [sample for sample in seen.samples if sample.sizes[0].kind == "image"]
+    assert inexact(dataclasses.replace(seen, samples=images)) == ""
+    captured = Captured(images)
+    step, _ = record(seen.strategy, seen.original, images[0].positional, images[0].keywords, captured)
+    assert step.inputs[0] is captured(images[0].positional[0])
 
 
 def test_a_program_without_calls_that_could_move_gets_an_empty_plan(

@@ -50,7 +50,7 @@ def test_all_strategies_are_exact() -> None:
 
 @pytest.mark.parametrize("name", ["Image.Image.resize", "Image.Image.rotate", "Image.Image.transform", "ImageOps.fit"])
 def test_formulas_of_devices_without_kernels_have_pillows_bytes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pillow_sampling, "has_kernels", lambda images: False)
+    monkeypatch.setattr(pillow_sampling, "has_kernels", lambda device: False)
     check_examples(find(f"PIL.{name}"), "cpu", CALLS)
 
 
@@ -195,7 +195,7 @@ def test_large_images_are_resized_with_pillows_bytes(
 ) -> None:
     image = noise(211, 173)
     size = (int(211 * scale), int(173 * scale * 0.8) + 1)
-    monkeypatch.setattr(pillow_sampling, "has_kernels", lambda images: kernels)
+    monkeypatch.setattr(pillow_sampling, "has_kernels", lambda device: kernels)
     (value,) = results(step_of(find("PIL.Image.Image.resize"), (image, size, kind), {}))
     evaluate([value], torch.device("cpu"))
     np.testing.assert_array_equal(value.row[0][0].numpy(), np.array(image.resize(size, kind)))

@@ -21,7 +21,8 @@ from strategy_checks import (
     strategies_of,
 )
 
-from torch_hetero.migration import PipelineMigrator
+from torch_hetero.migration import PipelineMigrator, evaluate
+from torch_hetero.migration.evaluate import run_batch
 from torch_hetero.migration.spec import from_tensor, spec_of, to_tensor
 from torch_hetero.migration.strategies import pillow_sampling
 from torch_hetero.migration.strategy import Strategy, find
@@ -54,12 +55,31 @@ TV_IMAGE = tv_tensors.Image(bytes_(3, 50, 60))
 test_random_calls_are_within_the_stated_tolerance, test_calls_share_batches = shared_tests(STRATEGIES, on_hetero=8)
 
 
+@pytest.mark.parametrize(
+    "name", ["resized_crop", "adjust_brightness", "adjust_contrast", "adjust_saturation", "rgb_to_grayscale"]
+)
 @pytest.mark.parametrize("version", [1, 2])
-def test_formulas_of_devices_without_kernels_resize_parts_with_the_same_bytes(
-    version: int, monkeypatch: pytest.MonkeyPatch
+def test_formulas_of_devices_without_kernels_have_the_same_bytes(
+    name: str, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pillow_sampling, "has_kernels", lambda images: False)
-    check_examples(find(f"{FUNCTIONAL[version]}.resized_crop"), "cpu", CALLS)
+    monkeypatch.setattr(pillow_sampling, "has_kernels", lambda device: False)
+    check_examples(find(f"{FUNCTIONAL[version]}.{name}"), "cpu", CALLS)
+
+
+def test_photographs_of_all_sizes_and_orders_of_jitter_are_one_batch_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+    monkeypatch.setattr(evaluate, "run_batch", lambda steps, *rest: sizes.append(len(steps)) or run_batch(steps, *rest))
+    photos = [photo(seed=n, size=(40 + 3 * n, 60 - 2 * n)) for n in range(8)]
+    transform = v1.Compose([v1.RandomResizedCrop(20), v1.ColorJitter(0.3, 0.3, 0.3), v1.ToTensor()])
+    torch.manual_seed(0)
+    expected = torch.stack([transform(image) for image in photos])
+    functional = FUNCTIONAL[1]
+    names = ("resized_crop", "adjust_brightness", "adjust_contrast", "adjust_saturation", "to_tensor")
+    torch.manual_seed(0)
+    with PipelineMigrator({f"{functional}.{name}": "hetero" for name in names}):
+        got = torch.stack([transform(image) for image in photos]).numpy()
+    np.testing.assert_array_equal(got, expected.numpy())
+    assert sizes == [8] * (1 + 3 + 1) + [1]  # and the stack
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

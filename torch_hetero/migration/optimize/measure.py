@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from torch_hetero.migration.context import untracked
 from torch_hetero.migration.evaluate import dense, evaluate
 from torch_hetero.migration.optimize.loader import synchronize
-from torch_hetero.migration.optimize.trace import Sample, Seen
+from torch_hetero.migration.optimize.trace import Sample, Seen, known_spec
 from torch_hetero.migration.recipe import Source, Value
 from torch_hetero.migration.record import record, results
 from torch_hetero.migration.strategy import Strategy, Unsupported
@@ -38,9 +39,9 @@ class Candidate:
         strategy: The target.
         tolerance: How far results may be from the original's, as text.
         original_seconds: Of the original function.
-        record_seconds: To record the call, on the CPU, where the sample is prepared.
+        record_seconds: To record the call, on the CPU, where the sample is prepared, without its data.
         device_seconds: To compute it on the device, by the number of calls in the batch.
-        upload_seconds: To bring its data to the device.
+        upload_seconds: To copy its data where the sample is prepared, and to bring it to the device.
         download_seconds: To bring its results back.
         samples: Calls on which it was verified.
         largest: The largest difference of an element.
@@ -73,13 +74,9 @@ def measure(seen: Seen, device: str, batch_size: int, allow_inexact: bool = Fals
     if not seen.samples:
         candidate.reason = "no call could be copied, so it was not tried"
         return candidate
-    bytes_read = any(spec.dtype == torch.uint8 for sample in seen.samples for spec in sample.sizes)
-    if bytes_read and not strategy.tolerance.exact and not allow_inexact:
-        candidate.reason = f"it would not have the original's bits ({strategy.tolerance}); --allow-inexact allows that"
-        return candidate
     with untracked():
         try:
-            candidate.reason = verify(seen, device, candidate)
+            candidate.reason = ("" if allow_inexact else inexact(seen)) or verify(seen, device, candidate)
             if not candidate.reason:
                 common = seen.sizes.most_common(1)[0][0]
                 samples = [sample for sample in seen.samples if sample.sizes == common] or seen.samples[:1]
@@ -87,6 +84,21 @@ def measure(seen: Seen, device: str, batch_size: int, allow_inexact: bool = Fals
         except Exception as error:  # a strategy may be anyone's code, and so are the arguments
             candidate.reason = f"to try it raised {type(error).__name__}: {error}"
     return candidate
+
+
+def inexact(seen: Seen) -> str:
+    """Returns the reason if a sample that reads bytes would not have the original's bits: `migrate` would refuse it."""
+    for sample in seen.samples:
+        if all(spec.dtype != torch.uint8 for spec in sample.sizes):
+            continue
+        try:
+            step, _ = record(seen.strategy, seen.original, sample.positional, sample.keywords, source_of)
+        except Unsupported:
+            continue  # `verify` says why, if no sample is supported
+        tolerance = seen.strategy.tolerance_of(step.static, step.outputs)
+        if not tolerance.exact:
+            return f"it would not have the original's bits ({tolerance}); --allow-inexact allows that"
+    return ""
 
 
 def verify(seen: Seen, device: str, candidate: Candidate) -> str:
@@ -114,7 +126,12 @@ def measure_calls(
         lambda: [seen.original(*sample.positional, **sample.keywords) for sample in samples]
     ) / len(samples)
     steps = recorded(strategy, seen.original, samples, len(samples))
-    candidate.record_seconds = least(lambda: recorded(strategy, seen.original, samples, len(samples))) / len(samples)
+    whole = least(lambda: recorded(strategy, seen.original, samples, len(samples))) / len(samples)
+    known = Captured(samples)
+    candidate.record_seconds = least(lambda: recorded(strategy, seen.original, samples, len(samples), known)) / len(
+        samples
+    )
+    capture_seconds = max(0.0, whole - candidate.record_seconds)
     size = sum(value.spec.nbytes for value in steps[0]) + sum(source.spec.nbytes for source in inputs_of(steps[0]))
     count = max(1, min(batch_size, MOST_BATCH_BYTES // max(1, size)))
     problems: list[str] = []
@@ -127,7 +144,7 @@ def measure_calls(
             return problems[0]
         candidate.device_seconds[number] = seconds / number
     calls = recorded(strategy, seen.original, samples, count)
-    candidate.upload_seconds = least(lambda: placed(calls, device)) / count
+    candidate.upload_seconds = capture_seconds + least(lambda: placed(calls, device)) / count
     values = [value for call in placed(calls, device) for value in call]
     evaluate(values, device)
     synchronize()
@@ -135,15 +152,27 @@ def measure_calls(
     return ""
 
 
+class Captured:
+    """Captures the data of samples as if other calls had made it: without a copy."""
+
+    def __init__(self, samples: Sequence[Sample]) -> None:
+        found = [entry for sample in samples for entry in tree_leaves((sample.positional, sample.keywords))]
+        self.sources = {id(entry): source_of(entry) for entry in found if known_spec(entry) is not None}
+
+    def __call__(self, data: Any) -> Source | None:
+        return self.sources[id(data)] if id(data) in self.sources else source_of(data)
+
+
 def recorded(
-    strategy: Strategy, original: Callable[..., Any], samples: Sequence[Sample], number: int
-) -> list[tuple[Value, ...]]:
+    strategy: Strategy, original: Callable[..., Any], samples: Sequence[Sample], number: int,
+    capture: Callable[[Any], Source | None] = source_of,
+) -> list[tuple[Value, ...]]:  # fmt: skip
     """Returns the results of some recorded calls, computed by nobody yet."""
     calls = []
     for index in range(number):
         sample = samples[index % len(samples)]
         try:
-            step, _ = record(strategy, original, sample.positional, sample.keywords, source_of)
+            step, _ = record(strategy, original, sample.positional, sample.keywords, capture)
         except Unsupported as unsupported:
             raise RuntimeError(f"a call that was supported is not any more: {unsupported}") from None
         calls.append(results(step))

@@ -22,8 +22,9 @@ from torch_hetero.migration.strategies import pillow_sampling as sampling
 from torch_hetero.migration.strategy import Call, Mapped, Strategy, Tensors, Unsupported, register
 
 __all__ = [
-    "Pillow", "Plan", "Single", "colour_of", "plan_copy", "plan_crop", "plan_resize", "plan_rotate", "plan_transform",
-    "random_images", "run_plan", "size_of",
+    "BRIGHTNESS", "COLOR", "CONTRAST", "Pillow", "Plan", "Single", "colour_of", "key_of_plan", "on_lists", "plan_copy",
+    "plan_crop", "plan_enhance", "plan_resize", "plan_rotate", "plan_transform", "random_images", "run_plan", "size_of",
+    "with_bands",
 ]  # fmt: skip
 
 Calls = Iterator[tuple[tuple[Any, ...], dict[str, Any]]]
@@ -75,10 +76,36 @@ class Plan:
         return Mapped(Spec.image(self.size, source.mode), (self.kind, *self.static), self.sample)
 
 
-def run_plan(images: torch.Tensor, static: tuple[Any, ...], sample: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Computes images [batch, height, width, bands] by plans that were mapped."""
+Images = torch.Tensor | list[torch.Tensor]
+
+
+def run_plan(images: Images, static: tuple[Any, ...], sample: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Computes images [batch, height, width, bands], or a list of them where `on_lists` says so, by mapped plans."""
     kind, *settings = static
+    if on_lists(static, images[0].device):
+        return LISTED[kind](list(images), sample, *settings)
     return RUNNERS[kind](images, sample, *settings)
+
+
+def on_lists(static: tuple[Any, ...], device: torch.device) -> bool:
+    """Returns whether plans are computed by an operator that takes lists of images of any sizes."""
+    kind, *settings = static
+    if kind not in LISTED or not sampling.has_kernels(device):
+        return False
+    return settings[0] in ("L", "RGB") if kind == "enhance" else not settings[-1]
+
+
+def key_of_plan(static: tuple[Any, ...], lists: bool) -> Hashable:
+    """Returns what plans of one batch have in common: of those on lists, what their operators do not find out."""
+    kind, *settings = static
+    return (kind, *settings[: LISTED_SETTINGS[kind]]) if lists else static
+
+
+def with_bands(images: Images) -> Images:
+    """Returns images with a dimension for bands even if there is one."""
+    if isinstance(images, list):
+        return [image if image.dim() == 3 else image[..., None] for image in images]
+    return images if images.dim() == 4 else images[..., None]
 
 
 class Pillow(Strategy):
@@ -106,7 +133,7 @@ class Pillow(Strategy):
         return None
 
     def run(self, inputs: Sequence[Any], static: Any, sample: Sequence[torch.Tensor]) -> Tensors:
-        results = self.pixels([images if images.dim() == 4 else images[..., None] for images in inputs], static, sample)
+        results = self.pixels([with_bands(images) for images in inputs], static, sample)
         if isinstance(results, tuple):
             return tuple(images[..., 0] if images.shape[3] == 1 else images for images in results)
         return results[..., 0] if results.shape[3] == 1 else results
@@ -127,7 +154,13 @@ class Single(Pillow):
         source = call[self.data[0]]
         return self.plan(source, call).mapped(source)
 
-    def pixels(self, images: list[torch.Tensor], static: Any, sample: Sequence[torch.Tensor]) -> torch.Tensor:
+    def takes_lists(self, static: Any, device: torch.device) -> bool:
+        return on_lists(static, device)
+
+    def batch_key(self, static: Any, lists: bool) -> Hashable:
+        return "plan of one image", key_of_plan(static, lists)
+
+    def pixels(self, images: list[Images], static: Any, sample: Sequence[torch.Tensor]) -> torch.Tensor:
         return run_plan(images[0], static, sample)
 
 
@@ -143,6 +176,9 @@ def colour_of(mode: str, colour: Any) -> np.ndarray:
     """Returns a colour as bytes [bands], as `PIL.Image.new` understands it."""
     from PIL import Image
 
+    black = (0,) * BANDS[mode]
+    if colour is None or (type(colour) in (int, tuple) and colour in (0, black)):
+        return np.array(black)
     try:
         return np.array(Image.new(mode, (1, 1), colour)).reshape(-1).astype(np.int64)
     except (TypeError, ValueError) as error:
@@ -191,9 +227,14 @@ def run_resize(
     vertical_first: bool, premultiplied: bool,
 ) -> torch.Tensor:  # fmt: skip
     if premultiplied:
-        images = pixels.premultiply(images)
-    images = sampling.resample(images, kind, size, counts, sample[0], vertical_first)
-    return pixels.unpremultiply(images) if premultiplied else images
+        return with_premultiplied(images, ("resize", kind, size, counts, vertical_first), sample)
+    return sampling.resample(images, kind, size, counts, sample[0], vertical_first)
+
+
+def resize_list(
+    images: list[torch.Tensor], sample: Sequence[torch.Tensor], kind: int, size: tuple[int, int], *_: Any
+) -> torch.Tensor:
+    return torch.ops.hetero.pil_resize(images, sample[0], size, kind)
 
 
 def run_parts(
@@ -201,9 +242,19 @@ def run_parts(
     vertical_first: bool, premultiplied: bool,
 ) -> torch.Tensor:  # fmt: skip
     if premultiplied:
-        images = pixels.premultiply(images)
-    images = sampling.resample_parts(images, kind, size, counts, sample[0], vertical_first)
-    return pixels.unpremultiply(images) if premultiplied else images
+        return with_premultiplied(images, ("parts", kind, size, counts, vertical_first), sample)
+    return sampling.resample_parts(images, kind, size, counts, sample[0], vertical_first)
+
+
+def resize_parts_of_list(
+    images: list[torch.Tensor], sample: Sequence[torch.Tensor], kind: int, size: tuple[int, int], *_: Any
+) -> torch.Tensor:
+    return sampling.resize_parts_of_list(images, kind, size, sample[0])
+
+
+def with_premultiplied(images: torch.Tensor, static: tuple[Any, ...], sample: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Computes images with alpha, by a plan without its last setting, as Pillow does."""
+    return pixels.unpremultiply(run_plan(pixels.premultiply(images), (*static, False), sample))
 
 
 def plan_pick(size: tuple[int, int], rows: np.ndarray, columns: np.ndarray, fill: np.ndarray) -> Plan:
@@ -292,14 +343,18 @@ def run_affine(
     images: torch.Tensor, sample: Sequence[torch.Tensor], size: tuple[int, int], resample: int, premultiplied: bool
 ) -> torch.Tensor:
     """Affine transforms with zeros outside, for which there is a kernel."""
-    if sampling.has_kernels(images):
-        images = pixels.premultiply(images) if premultiplied else images
-        images = torch.ops.hetero.pil_affine(list(images.unbind(0)), sample[0], size, resample, [])
-        return pixels.unpremultiply(images) if premultiplied else images
+    if premultiplied:
+        return with_premultiplied(images, ("affine", size, resample), sample)
     fill = torch.zeros(len(images), images.shape[3], dtype=images.dtype, device=images.device)
     if resample == sampling.NEAREST:
         return sampling.sample_fixed(images, size, sample[1], fill)
-    return run_transform(images, (sample[0], fill), size, "affine", resample, premultiplied)
+    return run_transform(images, (sample[0], fill), size, "affine", resample, False)
+
+
+def affine_of_list(
+    images: list[torch.Tensor], sample: Sequence[torch.Tensor], size: tuple[int, int], resample: int, *_: Any
+) -> torch.Tensor:
+    return torch.ops.hetero.pil_affine(images, sample[0], size, resample, [])
 
 
 def run_fixed(images: torch.Tensor, sample: Sequence[torch.Tensor], size: tuple[int, int]) -> torch.Tensor:
@@ -429,7 +484,49 @@ def run_reduce(
     return sampling.reduce(images, factor, box)
 
 
+BRIGHTNESS, CONTRAST, COLOR = range(3)  # as `torch.ops.hetero.pil_enhance` numbers them
+
+
+def plan_enhance(source: Spec, property: int, factor: float) -> Plan:
+    """Plans `enhance` of `ImageEnhance.Brightness`, `Contrast` and `Color`. All of them share batches."""
+    if abs(factor) > np.finfo(np.float32).max:
+        raise Unsupported("the factor is too large for Pillow's floats")
+    return Plan("enhance", size_of(source), (source.mode,), (property, factor))
+
+
+def run_enhance(images: torch.Tensor, sample: Sequence[torch.Tensor], mode: str) -> torch.Tensor:
+    alpha = mode in ("LA", "RGBA")
+    middle = "LA" if alpha else "L"
+    grey = images if mode == middle else pixels.convert(images, pixels.conversion(mode, middle))
+    colourless = grey if mode == middle else pixels.convert(grey, pixels.conversion(middle, mode))
+    level = pixels.mean_of(grey[..., :1])
+    flat = level if mode == "L" else pixels.convert(level, pixels.conversion("L", mode))
+    property = pixels.per_sample(sample[0], images)
+    other = torch.where(property == COLOR, colourless, torch.where(property == CONTRAST, flat, 0))
+    if alpha:
+        other = torch.cat([other[..., :-1], images[..., -1:]], 3)
+    return pixels.blend(other, images, sample[1])
+
+
+def run_grey(images: torch.Tensor, sample: Sequence[torch.Tensor], source: str, mode: str) -> torch.Tensor:
+    """Converts to mode L, or to RGB with three equal bands."""
+    grey = images if source == "L" else pixels.convert(images, pixels.conversion(source, "L"))
+    return grey if mode == "L" else grey.expand(*grey.shape[:3], 3)
+
+
+def enhance_list(images: list[torch.Tensor], sample: Sequence[torch.Tensor], *_: Any) -> torch.Tensor:
+    return torch.ops.hetero.pil_enhance(images, *sample)
+
+
+# What operators compute that take lists of images; how many of a plan's settings they need.
+LISTED = {
+    "resize": resize_list, "parts": resize_parts_of_list, "affine": affine_of_list, "enhance": enhance_list,
+}  # fmt: skip
+LISTED_SETTINGS = {"resize": 2, "parts": 2, "affine": 2, "enhance": 0}
+
 RUNNERS = {
+    "enhance": run_enhance,
+    "grey": run_grey,
     "copy": lambda images, sample: images,
     "resize": run_resize,
     "parts": run_parts,

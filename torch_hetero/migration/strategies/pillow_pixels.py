@@ -12,7 +12,7 @@ import torch
 
 __all__ = [
     "alpha_composite", "blend", "blend_mask", "clip", "convert", "conversion", "equalize", "equalizing_tables",
-    "histogram", "levels", "lookup", "muldiv255", "per_sample", "premultiply", "stretch", "unpremultiply",
+    "histogram", "levels", "lookup", "mean_of", "muldiv255", "per_sample", "premultiply", "stretch", "unpremultiply",
 ]  # fmt: skip
 
 Convert = Callable[[torch.Tensor], torch.Tensor]
@@ -239,6 +239,13 @@ def convert(images: torch.Tensor, way: tuple[str, ...]) -> torch.Tensor:
     for step in zip(way, way[1:], strict=False):
         images = CONVERSIONS[step](images)
     return images
+
+
+def mean_of(grey: torch.Tensor) -> torch.Tensor:
+    """Returns the mean of each grey image [batch, height, width, 1] as a byte [batch, 1, 1, 1], rounded half up."""
+    total = grey.to(torch.int64).sum((1, 2, 3), keepdim=True).to(torch.float64)
+    count = torch.full_like(total, grey.shape[1] * grey.shape[2])  # a division by a number is a reciprocal's product
+    return (total / count + 0.5).to(torch.uint8)
 
 
 # Two images.

@@ -162,9 +162,9 @@ def along_axes(
     return across(images) if horizontal is not None and vertical_first else images
 
 
-def has_kernels(images: torch.Tensor) -> bool:
-    """Whether images are where `torch.ops.hetero` has kernels for them; the formulas here run anywhere."""
-    return images.device.type in ("cpu", "hetero")
+def has_kernels(device: torch.device) -> bool:
+    """Whether `torch.ops.hetero` has kernels for images on a device; the formulas here run anywhere."""
+    return device.type in ("cpu", "hetero")
 
 
 def resample(
@@ -181,8 +181,6 @@ def resample(
         boxes: What is resized: left, top, right and bottom of each image, [batch, 4] in float64.
         vertical_first: Whether the height is resized before the width: see `vertical_first`.
     """
-    if has_kernels(images):
-        return torch.ops.hetero.pil_resize(list(images.unbind(0)), boxes, size, kind)
     zero = torch.zeros_like(boxes[:, 0])
     edges = boxes.to(torch.float32)
     lengths = (edges[:, 2:] - edges[:, :2]).to(torch.float64)
@@ -207,12 +205,17 @@ def resample_parts(
         parts: Top, left, height and width of each part, int64 [batch, 4].
         vertical_first: Whether the height is resized before the width.
     """
-    if has_kernels(images):
-        places = parts.tolist()  # settings of samples come from the host: nothing is waited for
-        views = [images[n, top : top + h, left : left + w] for n, (top, left, h, w) in enumerate(places)]
-        boxes = torch.tensor([[0, 0, w, h] for _, _, h, w in places], dtype=torch.float64, device=images.device)
-        return torch.ops.hetero.pil_resize(views, boxes, size, kind)
     return resample_spans(images, kind, size, counts, spans_of(parts), vertical_first)
+
+
+def resize_parts_of_list(
+    images: Sequence[torch.Tensor], kind: int, size: tuple[int, int], parts: torch.Tensor
+) -> torch.Tensor:
+    """Does the same by an operator, for images of any sizes where there is one."""
+    places = parts.tolist()  # settings of samples come from the host: nothing is waited for
+    views = [image[top : top + h, left : left + w] for image, (top, left, h, w) in zip(images, places, strict=True)]
+    boxes = torch.tensor([[0, 0, w, h] for _, _, h, w in places], dtype=torch.float64, device=parts.device)
+    return torch.ops.hetero.pil_resize(views, boxes, size, kind)
 
 
 def spans_of(parts: torch.Tensor) -> tuple[Span, Span]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,7 +18,10 @@ from torch_hetero.migration.spec import Spec
 from torch_hetero.migration.strategies import pillow_filters as filters
 from torch_hetero.migration.strategies import pillow_pixels as pixels
 from torch_hetero.migration.strategies import torchvision_tensors as tensors
-from torch_hetero.migration.strategies.pillow import MODES, Calls, Plan, random_images, run_plan, size_of
+from torch_hetero.migration.strategies.pillow import (
+    BRIGHTNESS, COLOR, CONTRAST, MODES, Calls, Plan, key_of_plan, on_lists, plan_enhance, random_images, run_plan, size_of,
+    with_bands,
+)  # fmt: skip
 from torch_hetero.migration.strategy import EXACT, Call, Mapped, Strategy, Tensors, Tolerance, Unsupported, register
 
 __all__ = ["NEARLY", "Functional", "functional", "of_image", "of_tensor", "random_inputs"]
@@ -64,7 +67,8 @@ def of_image(source: Spec, plan: Plan, mode: str = "") -> Mapped:
 
 def of_tensor(source: Spec, shape: Sequence[int] | None = None, static: Any = None, sample: tuple = ()) -> Mapped:
     """Returns what `Functional.tensor` returns: a result of the source's dtype and class."""
-    return Mapped(source if shape is None else dataclasses.replace(source, shape=tuple(shape)), static, sample)
+    result = source if shape is None else Spec(source.kind, tuple(shape), source.dtype, source.mode)
+    return Mapped(result, static, sample)
 
 
 class Functional(Strategy):
@@ -137,7 +141,7 @@ class Functional(Strategy):
         source = call[self.data[0]]
         kind = "image" if source.kind == "image" else "tensor"
         mapped = self.image(source, call) if kind == "image" else self.tensor(source, call)
-        return dataclasses.replace(mapped, static=(kind, mapped.static))
+        return Mapped(mapped.outputs, (kind, mapped.static), mapped.sample, mapped.build, mapped.original)
 
     def image(self, source: Spec, call: Call) -> Mapped:
         """Maps a call on a PIL image; may raise `Unsupported`."""
@@ -151,14 +155,25 @@ class Functional(Strategy):
         kind, settings = static
         if kind == "tensor":
             return self.run_tensor(inputs, settings, sample)
-        images = [batch if batch.dim() == 4 else batch[..., None] for batch in inputs[:1]] + list(inputs[1:])
-        results = self.run_image(images, settings, sample)
+        results = self.run_image([with_bands(inputs[0]), *inputs[1:]], settings, sample)
         if isinstance(results, tuple):
             return tuple(batch[..., 0] if batch.shape[3] == 1 else batch for batch in results)
         return results[..., 0] if results.dim() == 4 and results.shape[3] == 1 else results
 
-    def run_image(self, images: list[torch.Tensor], static: Any, sample: Sequence[torch.Tensor]) -> Tensors:
-        """Computes a batch of images [batch, height, width, bands]."""
+    def has_plan(self, static: Any) -> bool:
+        """Returns whether settings are those of a `Plan`."""
+        return static[0] == "image" and type(self).run_image is Functional.run_image
+
+    def takes_lists(self, static: Any, device: torch.device) -> bool:
+        return self.has_plan(static) and on_lists(static[1], device)
+
+    def batch_key(self, static: Any, lists: bool) -> Hashable:
+        if not self.has_plan(static):
+            return super().batch_key(static, lists)
+        return "functional with a plan", key_of_plan(static[1], lists)
+
+    def run_image(self, images: list[Any], static: Any, sample: Sequence[torch.Tensor]) -> Tensors:
+        """Computes a batch of images [batch, height, width, bands], or a list if `takes_lists`."""
         return run_plan(images[0], static, sample)
 
     def run_tensor(self, inputs: Sequence[torch.Tensor], static: Any, sample: Sequence[torch.Tensor]) -> Tensors:
@@ -444,9 +459,6 @@ class Factor(Functional):
             raise Unsupported(f"{self.factor} is no finite number")
         return float(value)
 
-    def image(self, source: Spec, call: Call) -> Mapped:
-        return Mapped(source, source.mode, (self.number(call),))
-
     def tensor(self, source: Spec, call: Call) -> Mapped:
         factor = self.number(call)
         if not self.low <= factor:
@@ -463,23 +475,30 @@ def with_alpha_of(images: torch.Tensor, changed: torch.Tensor, mode: str) -> tor
     return torch.cat([changed[..., :-1], images[..., -1:]], 3) if mode in ("LA", "RGBA") else changed
 
 
+class Enhanced(Factor):
+    """A change that is `enhance` of a class of `PIL.ImageEnhance` on images."""
+
+    property: ClassVar[int]
+
+    def image(self, source: Spec, call: Call) -> Mapped:
+        return of_image(source, plan_enhance(source, self.property, self.number(call)))
+
+
 @functional
-class AdjustBrightness(Factor):
+class AdjustBrightness(Enhanced):
     names = (("adjust_brightness",), ("adjust_brightness",))
     rest = factor = "brightness_factor"
-
-    def run_image(self, images: list[torch.Tensor], static: Any, sample: Sequence[torch.Tensor]) -> torch.Tensor:
-        (image,) = images
-        return pixels.blend(with_alpha_of(image, torch.zeros_like(image), static), image, sample[0])
+    property = BRIGHTNESS
 
     def run_tensor(self, inputs: Sequence[torch.Tensor], static: Any, sample: Sequence[torch.Tensor]) -> torch.Tensor:
         return tensors.brightness(inputs[0], sample[0])
 
 
 @functional
-class AdjustContrast(Factor):
+class AdjustContrast(Enhanced):
     names = (("adjust_contrast",), ("adjust_contrast",))
     rest = factor = "contrast_factor"
+    property = CONTRAST
     tolerance = NEARLY
 
     def limits(self, call: Call) -> str | None:
@@ -489,32 +508,15 @@ class AdjustContrast(Factor):
             return "tensors of more than 65,793 pixels stay on the CPU"
         return None
 
-    def run_image(self, images: list[torch.Tensor], static: Any, sample: Sequence[torch.Tensor]) -> torch.Tensor:
-        (image,), mode = images, static
-        grey = image if mode == "L" else pixels.convert(image, pixels.conversion(mode, "L"))
-        count = grey.shape[1] * grey.shape[2]
-        total = grey.to(torch.int64).sum((1, 2, 3), keepdim=True).to(torch.float64)
-        level = (tensors.over(total, float(count)) + 0.5).to(torch.uint8)
-        flat = level if mode == "L" else pixels.convert(level, pixels.conversion("L", mode))
-        return pixels.blend(with_alpha_of(image, flat.expand(image.shape), mode), image, sample[0])
-
     def run_tensor(self, inputs: Sequence[torch.Tensor], static: Any, sample: Sequence[torch.Tensor]) -> torch.Tensor:
         return tensors.contrast(inputs[0], sample[0], self.version)
 
 
 @functional
-class AdjustSaturation(Factor):
+class AdjustSaturation(Enhanced):
     names = (("adjust_saturation",), ("adjust_saturation",))
     rest = factor = "saturation_factor"
-
-    def run_image(self, images: list[torch.Tensor], static: Any, sample: Sequence[torch.Tensor]) -> torch.Tensor:
-        (image,), mode = images, static
-        middle = "LA" if mode in ("LA", "RGBA") else "L"
-        grey = image
-        if mode != middle:
-            grey = pixels.convert(image, pixels.conversion(mode, middle))
-            grey = pixels.convert(grey, pixels.conversion(middle, mode))
-        return pixels.blend(grey, image, sample[0])
+    property = COLOR
 
     def run_tensor(self, inputs: Sequence[torch.Tensor], static: Any, sample: Sequence[torch.Tensor]) -> torch.Tensor:
         (images,) = inputs
@@ -636,18 +638,15 @@ class RgbToGrayscale(Functional):
 
     def image(self, source: Spec, call: Call) -> Mapped:
         mode = "L" if call["num_output_channels"] == 1 else "RGB"
-        return Mapped(Spec.image(size_of(source), mode), (source.mode, mode))
+        if source.mode == mode == "RGB":
+            return of_image(source, plan_enhance(source, COLOR, 0.0))
+        return of_image(source, Plan("grey", size_of(source), (source.mode, mode)), mode)
 
     def tensor(self, source: Spec, call: Call) -> Mapped:
         count = call["num_output_channels"]
         if self.version == 1 and source.shape[0] == 1:
             count = 1  # as many as there were
         return of_tensor(source, (count, *source.shape[1:]), count)
-
-    def run_image(self, images: list[torch.Tensor], static: Any, sample: Sequence[torch.Tensor]) -> torch.Tensor:
-        (image,), (source, mode) = images, static
-        grey = image if source == "L" else pixels.convert(image, pixels.conversion(source, "L"))
-        return grey if mode == "L" else grey.expand(*grey.shape[:3], 3)
 
     def run_tensor(self, inputs: Sequence[torch.Tensor], static: Any, sample: Sequence[torch.Tensor]) -> torch.Tensor:
         (images,) = inputs

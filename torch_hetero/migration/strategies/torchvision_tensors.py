@@ -272,7 +272,7 @@ def resize_parts(
         mode: "bilinear" or "bicubic".
         whole: As for `resize`.
     """
-    if sampling.has_kernels(images):
+    if sampling.has_kernels(images.device):
         places = parts.tolist()  # settings of samples come from the host: nothing is waited for
         views = [images[n : n + 1, :, top : top + h, left : left + w] for n, (top, left, h, w) in enumerate(places)]
         return torch.cat([resize(view, size, mode, True, whole) for view in views])

@@ -15,6 +15,7 @@
 #include "backend/cpu/image/cv_resize.h"
 #include "backend/cpu/image/cv_warp.h"
 #include "backend/cpu/image/pil_affine.h"
+#include "backend/cpu/image/pil_enhance.h"
 #include "backend/cpu/image/pil_resize.h"
 #include "backend/cpu/image/row_kernels.h"
 #include "tests/backend/catch.h"
@@ -110,6 +111,21 @@ TEST_CASE("image: resizing stays inside of its memory") {
             pil_resize(std::span(&image, 1), std::span(&box, 1), results, static_cast<PilFilter>(i));
           });
         }
+      }
+    }
+  });
+}
+
+TEST_CASE("image: enhancing stays inside of its memory") {
+  for_sources([](const Source& source) {
+    const Image<const uint8_t> image = source.image();
+    if (image.channels != 1 && image.channels != 3) return;
+    for (int property = 0; property < kPilProperties; ++property) {
+      for (const float factor : {0.0f, 0.3f, 1.0f, 2.5f, -1.0f, 1e30f}) {
+        const PilEnhancement enhancement{static_cast<PilProperty>(property), factor};
+        same_bytes({image.height, image.width}, image.channels, [&](const ImageBatch<uint8_t>& results) {
+          pil_enhance(std::span(&image, 1), std::span(&enhancement, 1), results);
+        });
       }
     }
   });
