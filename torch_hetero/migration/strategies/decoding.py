@@ -74,7 +74,7 @@ class Decode(Strategy):
         (files,), (height, width, channels, bgr, orientation, kind) = inputs, static
         decoded = []
         for file in files:
-            here = file if has_kernels(file) else file.cpu()
+            here = file if has_kernels(file.device) else file.cpu()
             image = torch.ops.hetero.decode_jpeg(here, height, width, channels, bgr=bgr, allow_damaged=True)
             decoded.append(image.to(file.device))
         images = decoded[0].unsqueeze(0) if len(decoded) == 1 else torch.stack(decoded)

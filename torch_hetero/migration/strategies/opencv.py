@@ -199,7 +199,7 @@ def by_operator(name: str, images: torch.Tensor | Sequence[torch.Tensor], *setti
         images = images.unsqueeze(3) if images.dim() == 3 else images
     else:
         images = [image.unsqueeze(2) if image.dim() == 2 else image for image in images]
-    if has_kernels(images[0]):
+    if has_kernels(images[0].device):
         return squeezed(operator(images, *settings))
     images, settings = tree_map_only(torch.Tensor, torch.Tensor.cpu, (images, settings))
     return squeezed(operator(images, *settings)).to(device)

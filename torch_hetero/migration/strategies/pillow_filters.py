@@ -120,7 +120,7 @@ def unsharp(
 
 def rank(images: torch.Tensor, size: int, place: int) -> torch.Tensor:
     """Returns the value at a place of the sorted pixels around each pixel; pixels at the border repeat outside."""
-    if place == size * size // 2 and has_kernels(images):
+    if place == size * size // 2 and has_kernels(images.device):
         return torch.ops.hetero.cv_median_blur(images, size)
     edge = size // 2
     height, width = images.shape[1:3]
