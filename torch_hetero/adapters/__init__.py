@@ -7,15 +7,14 @@ nothing. ``HETERO_ADAPTERS=0`` leaves all of them out.
 from __future__ import annotations
 
 import importlib
-import importlib.abc
-import importlib.util
 import os
 import sys
 import warnings
-from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+
+from torch_hetero.adapters.import_hook import ImportHook
 
 __all__ = ["ADAPTERS", "install"]
 
@@ -58,42 +57,6 @@ ADAPTERS = {
 }
 
 
-class _Loader(importlib.abc.Loader):
-    """Loads a module as its own loader does, then adapts it."""
-
-    def __init__(self, loader: importlib.abc.Loader) -> None:
-        self._loader = loader
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        # Who asks the module for its loader gets its own.
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        _adapt(module)
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the modules of `ADAPTERS` as the other finders do."""
-
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name not in ADAPTERS:
-            return None
-        for finder in sys.meta_path:
-            spec = None if finder is self else finder.find_spec(name, path, target)
-            if spec is not None:
-                if spec.loader is not None:
-                    spec.loader = _Loader(spec.loader)
-                return spec
-        return None
-
-
 class _Unfinished(ModuleSpec):
     """The spec of a module that is being run, and imported torch meanwhile: it is adapted when it is complete.
 
@@ -132,4 +95,4 @@ def install() -> None:
             module.__spec__.__class__ = _Unfinished  # type: ignore[union-attr, assignment]
         else:
             _adapt(module)
-    sys.meta_path.insert(0, _Finder())
+    ImportHook(ADAPTERS.__contains__, _adapt).install()

@@ -13,15 +13,13 @@ Names that a sweep cannot reach, such as a `functools.partial` or a local variab
 from __future__ import annotations
 
 import functools
-import importlib.abc
-import importlib.util
 import sys
 import types
-from collections.abc import Callable, Iterable, Sequence
-from importlib.machinery import ModuleSpec
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
+from torch_hetero.adapters.import_hook import ImportHook
 from torch_hetero.migration.names import ORIGINAL, Site
 
 __all__ = ["ImportHook", "Injector"]
@@ -187,45 +185,3 @@ def own_code(module: ModuleType) -> bool:
     if not isinstance(file, str) or not file.endswith(".py") or module.__name__.split(".")[0] == "torch_hetero":
         return False
     return not any(part in file for part in ("site-packages", "dist-packages")) and not file.startswith(sys.base_prefix)
-
-
-class ImportHook(importlib.abc.MetaPathFinder):
-    """Calls a function after each import of a module that is waited for.
-
-    Args:
-        waits: Whether a module's import is of interest.
-        imported: Called with the module after it ran.
-    """
-
-    def __init__(self, waits: Callable[[str], bool], imported: Callable[[ModuleType], None]) -> None:
-        self.waits, self.imported = waits, imported
-        self.busy: set[str] = set()
-
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Finds the module as usual, with a loader that calls back."""
-        if name in self.busy or not self.waits(name):
-            return None
-        self.busy.add(name)
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self.busy.discard(name)
-        if spec is not None and spec.loader is not None and hasattr(spec.loader, "exec_module"):
-            execute = spec.loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                execute(module)
-                module.__spec__._initializing = False  # as importlib does next: the module is whole now
-                self.imported(module)
-
-            spec.loader.exec_module = exec_module
-        return spec
-
-    def install(self) -> None:
-        """Puts the hook before all others."""
-        sys.meta_path.insert(0, self)
-
-    def remove(self) -> None:
-        """Takes the hook away."""
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)

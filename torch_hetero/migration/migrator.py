@@ -174,7 +174,7 @@ class PipelineMigrator:
             self.moves
             and module in bridges.MODULES
             or any(
-                rule.segments()[0].startswith(module + ".") or "." not in rule.segments()[0] and is_own_name(module)
+                rule.segments()[0].startswith(module + ".") or may_be_own(rule.segments()[0]) and is_own_name(module)
                 for rule in self.pending
             )
         )
@@ -345,18 +345,25 @@ def method_of(kind: type) -> str | None:
 
 
 def find_site(rule: Rule, name: str) -> Site | None:
-    """Returns where one callable of a key is kept; None while its module is not imported."""
-    if "." in name:
-        root = name.split(".")[0]
-        main = vars(sys.modules["__main__"])
-        if root not in main and root not in sys.modules and not is_module(root):
-            raise PlanError(f"{rule.key!r}: there is no module {root}")
-        try:
-            if root in main and root not in sys.modules and not is_module(root):
-                return locate(f"__main__.{name}", load=False)
+    """Returns where one callable of a key is kept; None while its module is not imported, or it is not defined yet."""
+    root, *attributes = name.split(".")
+    try:
+        if attributes and (root in sys.modules or is_module(root)):
             return locate(name, load=False)
-        except ImportError as error:
-            raise PlanError(f"{rule.key!r}: {error}") from None
+        if attributes and root in vars(sys.modules["__main__"]):
+            return locate(f"__main__.{name}", load=False)
+        site = find_own(rule, root)
+        if site is not None and attributes:
+            return locate(".".join([site.target, *attributes]), load=False)
+    except ImportError as error:
+        raise PlanError(f"{rule.key!r}: {error}") from None
+    if site is None and not may_be_own(name):
+        raise PlanError(f"{rule.key!r}: there is no module {root}")
+    return site
+
+
+def find_own(rule: Rule, name: str) -> Site | None:
+    """Returns where a function or class of the program itself is kept; None if there is none yet."""
     found: dict[int, Site] = {}
     for module_name, module in sys.modules.copy().items():
         namespace = getattr(module, "__dict__", None)
@@ -371,6 +378,11 @@ def find_site(rule: Rule, name: str) -> Site | None:
     if not found and is_module(name):
         raise PlanError(f"{rule.key!r}: {name} is a module; name a callable in it")
     return next(iter(found.values()), None)
+
+
+def may_be_own(name: str) -> bool:
+    """Whether a name may be of a function or class that the program is still to define. Classes begin in upper case."""
+    return "." not in name or name[0].isupper()
 
 
 def own_site(site: Site) -> bool:

@@ -12,8 +12,8 @@ The long form, which `optimize` writes, has the same rules with what is known of
      "rules": [{"key": "cv2.resize", "device": "hetero", "mode": "defer", "exact": true, "evidence": {...}}]}
 
 A key is a path of callables, outermost first, with "/" between them. A callable is a dotted name ("cv2.resize",
-"PIL.Image.Image.resize"), or a bare name of the program's own ("preprocess", "Photos/__getitem__"). A call is subject to
-the longest key that its own path ends with.
+"PIL.Image.Image.resize"), or a name of the program's own without its module ("preprocess", "Photos/__getitem__",
+"Photos.__getitem__"). A call is subject to the longest key that its own path ends with.
 """
 
 from __future__ import annotations

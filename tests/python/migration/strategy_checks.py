@@ -10,7 +10,7 @@ import itertools
 import os
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -99,6 +99,26 @@ def check_batches(strategy: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(sizes) == len(groups)
     assert sum(sizes) == len(calls)
     assert max(sizes) > 1
+
+
+def shared_tests(strategies: list[Any], on_hetero: int = 4) -> tuple[Callable[..., None], Callable[..., None]]:
+    """Returns the tests that all strategies have: of random calls, and of batches. A file gives them names.
+
+    Args:
+        strategies: What `strategies_of` returned.
+        on_hetero: On the device there is one of so many calls.
+    """
+
+    @pytest.mark.parametrize("device", DEVICES)
+    @pytest.mark.parametrize("strategy", strategies)
+    def random_calls(strategy: Strategy, device: str) -> None:
+        check_examples(strategy, device, CALLS if device == "cpu" else max(CALLS // on_hetero, 4))
+
+    @pytest.mark.parametrize("strategy", strategies)
+    def batches(strategy: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
+        check_batches(strategy, monkeypatch)
+
+    return random_calls, batches
 
 
 def check_one_batch(target: str, calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,19 +8,15 @@ import numpy as np
 import pytest
 from helpers import needs_hetero
 from strategy_checks import (
-    CALLS,
-    DEVICES,
-    check_batches,
-    check_examples,
     check_one_batch,
     reason_of,
+    shared_tests,
     strategies_of,
 )
 
 albumentations = pytest.importorskip("albumentations")
 
 from torch_hetero.migration import PipelineMigrator  # noqa: E402
-from torch_hetero.migration.strategy import Strategy  # noqa: E402
 
 STRATEGIES = strategies_of("strategies.albumentations")
 IMAGE = np.random.default_rng(0).integers(0, 256, (12, 10, 3), dtype=np.uint8)
@@ -30,15 +26,7 @@ PIXEL = "albumentations.augmentations.pixel.functional"
 BLUR = "albumentations.augmentations.blur.functional"
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_random_calls_are_computed_as_albumentations_does(strategy: Strategy, device: str) -> None:
-    check_examples(strategy, device, CALLS if device == "cpu" else CALLS // 4)
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_calls_share_batches(strategy: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_batches(strategy, monkeypatch)
+test_random_calls_are_computed_as_albumentations_does, test_calls_share_batches = shared_tests(STRATEGIES)
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 import torch
 from strategy_checks import (
-    CALLS,
     DEVICES,
-    check_batches,
-    check_examples,
     check_one_batch,
     reason_of,
+    shared_tests,
     step_of,
     strategies_of,
 )
@@ -24,7 +22,7 @@ from torch_hetero.migration.evaluate import evaluate
 from torch_hetero.migration.recipe import Source, Value, host_result
 from torch_hetero.migration.record import record, results
 from torch_hetero.migration.spec import spec_of, to_tensor
-from torch_hetero.migration.strategy import Strategy, find
+from torch_hetero.migration.strategy import find
 from torch_hetero.migration.trial import trial
 
 STRATEGIES = strategies_of("arrays", "strategies.arrays")
@@ -33,15 +31,7 @@ FLOATS = IMAGE.astype(np.float32)
 DTYPES = [np.uint8, np.int8, np.int16, np.int32, np.int64, np.float32, np.float64, np.bool_]
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_random_calls_are_computed_as_numpy_does(strategy: Strategy, device: str) -> None:
-    check_examples(strategy, device, CALLS if device == "cpu" else CALLS // 2)
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_calls_share_batches(strategy: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_batches(strategy, monkeypatch)
+test_random_calls_are_computed_as_numpy_does, test_calls_share_batches = shared_tests(STRATEGIES, on_hetero=2)
 
 
 @pytest.mark.parametrize("name", BINARY)

@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 import torch
 from strategy_checks import (
-    CALLS,
     DEVICES,
-    check_batches,
-    check_examples,
     check_one_batch,
     reason_of,
+    shared_tests,
     step_of,
     strategies_of,
 )
@@ -26,7 +24,7 @@ from torch_hetero.migration.evaluate import evaluate
 from torch_hetero.migration.names import original_of
 from torch_hetero.migration.recipe import host_result
 from torch_hetero.migration.record import results
-from torch_hetero.migration.strategy import Strategy, find
+from torch_hetero.migration.strategy import find
 from torch_hetero.migration.trial import trial
 
 pytest.importorskip("scipy")
@@ -40,15 +38,7 @@ ARRAY = WAVE[0].numpy()
 transforms = torchaudio.transforms
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_random_calls_are_within_the_stated_tolerance(strategy: Strategy, device: str) -> None:
-    check_examples(strategy, device, CALLS if device == "cpu" else CALLS // 4)
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_calls_share_batches(strategy: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_batches(strategy, monkeypatch)
+test_random_calls_are_within_the_stated_tolerance, test_calls_share_batches = shared_tests(STRATEGIES)
 
 
 @pytest.mark.parametrize("target", ["torchaudio.transforms.Vol.forward", "torchaudio.transforms.Preemphasis.forward"])

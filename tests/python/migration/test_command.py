@@ -108,9 +108,10 @@ def test_a_syntax_error_is_shown_as_python_shows_it(folder: Path, capsys: pytest
     )
 
 
-def test_keys_may_name_what_the_script_defines_later(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("method", ["Photos/__getitem__", "Photos.__getitem__"])
+def test_keys_may_name_what_the_script_defines_later(method: str, capsys: pytest.CaptureFixture[str]) -> None:
     script = write_program(Path())
-    plan = plan_file(**{"Photos/__getitem__/slow_photos.invert": "hetero", "torch.from_numpy": "hetero"})
+    plan = plan_file(**{f"{method}/slow_photos.invert": "hetero", "torch.from_numpy": "hetero"})
     assert main(["run", "--plan", plan, "--report", "report.json", str(script)]) == 0
     counts = json.loads(Path("report.json").read_text())
     assert counts["Photos.__getitem__/slow_photos.invert"]["device_calls"] == 80

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import needs_hetero
-from strategy_checks import CALLS, DEVICES, check_batches, check_examples, check_one_batch, reason_of, strategies_of
+from strategy_checks import CALLS, check_one_batch, reason_of, shared_tests, strategies_of
 
 cv2 = pytest.importorskip("cv2")
 Image = pytest.importorskip("PIL.Image")
@@ -64,15 +64,7 @@ def cmyk() -> bytes:
     return stream.getvalue()
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_random_files_are_decoded_as_the_library_does(strategy: Strategy, device: str) -> None:
-    check_examples(strategy, device, CALLS if device == "cpu" else CALLS // 4)
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_files_of_one_size_share_batches(strategy: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_batches(strategy, monkeypatch)
+test_random_files_are_decoded_as_the_library_does, test_files_of_one_size_share_batches = shared_tests(STRATEGIES)
 
 
 def test_files_of_different_lengths_are_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:

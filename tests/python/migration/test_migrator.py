@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import needs_hetero
+from helpers import needs_hetero, run_python_ok
 
 pytestmark = needs_hetero
 
@@ -707,10 +707,57 @@ def test_a_plan_of_another_environment_says_what_differs(tmp_path: Path) -> None
         PipelineMigrator(plan, strict=True).activate()
 
 
+def test_a_key_may_name_a_method_of_the_programs_own_class(program: types.ModuleType) -> None:
+    method = program.Album.__getitem__
+    for key in ("Album.__getitem__/photolib.brighten", "own_program.Album.__getitem__/photolib.brighten"):
+        with PipelineMigrator({key: "hetero"}):
+            assert is_recorded(program.Album()[noise(3, 3)])
+            assert type(program.prepare(noise(3, 3))) is np.ndarray
+    with pytest.raises(PlanError, match="own_program.Album has no __getitems__; did you mean __getitem__"):
+        PipelineMigrator({"Album.__getitems__": "hetero"}).activate()
+    assert program.Album.__getitem__ is method
+
+
+def test_a_class_that_is_imported_later_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "late_program.py").write_text(
+        "import cv2\nclass Mirror:\n    def turn(self, image):\n        return cv2.flip(image, 1)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with PipelineMigrator({"Mirror.turn/cv2.flip": "hetero"}):
+        import late_program
+
+        assert is_recorded(late_program.Mirror().turn(noise(3, 3)))
+        assert type(cv2.flip(noise(3, 3), 1)) is np.ndarray
+    del sys.modules["late_program"]
+
+
+def test_cv2_takes_handles_if_it_is_imported_while_a_plan_is_active() -> None:
+    """Also functions without a strategy, which are code in C."""
+    run_python_ok(
+        """
+        import sys
+        import numpy as np
+        from PIL import Image
+        from torch_hetero.migration import PipelineMigrator
+        from torch_hetero.migration.holder import HANDLES
+        with PipelineMigrator({"PIL.Image.Image.transpose": "hetero"}):
+            image = Image.fromarray(np.arange(12, dtype=np.uint8).reshape(3, 4))
+            handle = np.asarray(image.transpose(Image.Transpose.ROTATE_180))
+            assert type(handle) in HANDLES
+            assert "cv2" not in sys.modules
+            import cv2
+            assert cv2.countNonZero(handle) == 11
+            assert cv2.flip(handle, -1).ravel().tolist() == list(range(12))
+        assert not hasattr(cv2.countNonZero, "_hetero_original")
+        """
+    )
+
+
 def test_keys_that_match_nothing_and_names_that_match_twice_are_reported(program: types.ModuleType) -> None:
-    with pytest.warns(UserWarning, match="'no_such_function' matched nothing"):
-        with PipelineMigrator({"no_such_function": "hetero"}):
-            pass
+    for key in ("no_such_function", "NoSuchClass.method"):
+        with pytest.warns(UserWarning, match=f"'{key}' matched nothing"):
+            with PipelineMigrator({key: "hetero"}):
+                pass
     other = types.ModuleType("other_program")
     other.__file__ = program.__file__
 

@@ -13,15 +13,16 @@ import torch
 from strategy_checks import (
     CALLS,
     DEVICES,
-    check_batches,
     check_examples,
     check_one_batch,
     reason_of,
+    shared_tests,
     strategies_of,
 )
 
 cv2 = pytest.importorskip("cv2")
 
+from torch_hetero.migration.strategies import opencv  # noqa: E402
 from torch_hetero.migration.strategies.opencv_color import FROM, OPERATED, TO  # noqa: E402
 from torch_hetero.migration.strategy import Strategy, find  # noqa: E402
 from torch_hetero.migration.trial import trial  # noqa: E402
@@ -37,15 +38,13 @@ COLUMNS, ROWS = (RANDOM.random((5, 6)).astype(np.float32) * 9 for _ in range(2))
 EYE = np.eye(2, 3)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_random_calls_are_computed_as_cv2_does(strategy: Strategy, device: str) -> None:
-    check_examples(strategy, device, CALLS if device == "cpu" else CALLS // 4)
+test_random_calls_are_computed_as_cv2_does, test_calls_share_batches = shared_tests(STRATEGIES)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_calls_share_batches(strategy: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_batches(strategy, monkeypatch)
+@pytest.mark.parametrize("name", ["cvtColor", "GaussianBlur", "resize", "warpAffine"])
+def test_the_host_computes_for_devices_without_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opencv, "has_kernels", lambda image: False)
+    check_examples(find(f"cv2.{name}"), DEVICES[-1], 10)
 
 
 def test_sixty_functions_have_strategies() -> None:

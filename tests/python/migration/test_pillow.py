@@ -10,12 +10,11 @@ import pytest
 import torch
 from strategy_checks import (
     CALLS,
-    DEVICES,
-    check_batches,
     check_examples,
     check_one_batch,
     check_parameters,
     reason_of,
+    shared_tests,
     step_of,
     strategies_of,
 )
@@ -42,22 +41,17 @@ RGB, GREY, RGBA = noise(9, 7), noise(9, 7, "L"), noise(9, 7, "RGBA")
 WIDE = noise(11, 7)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_random_calls_have_pillows_bytes(strategy: Strategy, device: str) -> None:
-    assert strategy.tolerance.exact
-    check_examples(strategy, device, CALLS if device == "cpu" else max(CALLS // 8, 4))
+test_random_calls_have_pillows_bytes, test_calls_share_batches = shared_tests(STRATEGIES, on_hetero=8)
+
+
+def test_all_strategies_are_exact() -> None:
+    assert all(parameter.values[0].tolerance.exact for parameter in STRATEGIES)
 
 
 @pytest.mark.parametrize("name", ["Image.Image.resize", "Image.Image.rotate", "Image.Image.transform", "ImageOps.fit"])
 def test_formulas_of_devices_without_kernels_have_pillows_bytes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pillow_sampling, "has_kernels", lambda device: False)
     check_examples(find(f"PIL.{name}"), "cpu", CALLS)
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_calls_share_batches(strategy: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_batches(strategy, monkeypatch)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from strategy_checks import CALLS, DEVICES, check_batches, check_examples, reason_of, step_of, strategies_of
+from strategy_checks import DEVICES, reason_of, shared_tests, step_of, strategies_of
 
 from torch_hetero.migration.evaluate import evaluate
 from torch_hetero.migration.record import record, results
-from torch_hetero.migration.strategy import Strategy, find
+from torch_hetero.migration.strategy import find
 from torch_hetero.migration.trial import trial
 
 STRATEGIES = strategies_of("strategies.tensors")
@@ -20,15 +20,7 @@ TENSOR = torch.from_numpy(ARRAY)
 FLOATS = TENSOR.float()
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_random_calls_are_computed_as_torch_does(strategy: Strategy, device: str) -> None:
-    check_examples(strategy, device, CALLS if device == "cpu" else CALLS // 2)
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_calls_share_batches(strategy: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_batches(strategy, monkeypatch)
+test_random_calls_are_computed_as_torch_does, test_calls_share_batches = shared_tests(STRATEGIES, on_hetero=2)
 
 
 @pytest.mark.parametrize("device", DEVICES)

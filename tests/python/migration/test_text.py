@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from strategy_checks import CALLS, DEVICES, check_batches, check_examples, check_one_batch, reason_of, strategies_of
+from strategy_checks import check_one_batch, reason_of, shared_tests, strategies_of
 
-from torch_hetero.migration.strategy import Strategy, find
+from torch_hetero.migration.strategy import find
 from torch_hetero.migration.trial import trial
 
 STRATEGIES = strategies_of("strategies.text")
@@ -17,15 +17,7 @@ TARGET = "torch.nn.utils.rnn.pad_sequence"
 IDS = torch.arange(6)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_random_sequences_are_padded_as_torch_does(strategy: Strategy, device: str) -> None:
-    check_examples(strategy, device, CALLS if device == "cpu" else CALLS // 2)
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_calls_share_batches(strategy: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_batches(strategy, monkeypatch)
+test_random_sequences_are_padded_as_torch_does, test_calls_share_batches = shared_tests(STRATEGIES, on_hetero=2)
 
 
 def test_sequences_of_other_lengths_share_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:

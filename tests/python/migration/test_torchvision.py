@@ -13,12 +13,11 @@ import torch
 from helpers import needs_hetero
 from strategy_checks import (
     CALLS,
-    DEVICES,
-    check_batches,
     check_examples,
     check_one_batch,
     check_parameters,
     reason_of,
+    shared_tests,
     strategies_of,
 )
 
@@ -53,10 +52,7 @@ RGB, BYTES, FLOATS = photo(), bytes_(), bytes_() / 255.0
 TV_IMAGE = tv_tensors.Image(bytes_(3, 50, 60))
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_random_calls_are_within_the_stated_tolerance(strategy: Strategy, device: str) -> None:
-    check_examples(strategy, device, CALLS if device == "cpu" else max(CALLS // 8, 4))
+test_random_calls_are_within_the_stated_tolerance, test_calls_share_batches = shared_tests(STRATEGIES, on_hetero=8)
 
 
 @pytest.mark.parametrize(
@@ -84,11 +80,6 @@ def test_photographs_of_all_sizes_and_orders_of_jitter_are_one_batch_a_step(monk
         got = torch.stack([transform(image) for image in photos]).numpy()
     np.testing.assert_array_equal(got, expected.numpy())
     assert sizes == [8] * (1 + 3 + 1) + [1]  # and the stack
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_calls_share_batches(strategy: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_batches(strategy, monkeypatch)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -21,6 +21,7 @@ cv2 = pytest.importorskip("cv2")
 
 from torch_hetero import _C  # noqa: E402
 from torch_hetero.migration import PipelineMigrator, session  # noqa: E402
+from torch_hetero.migration.context import current_key  # noqa: E402
 
 PLAN = {"cv2.flip": "hetero", "torch.from_numpy": "hetero"}
 
@@ -124,6 +125,43 @@ def test_an_error_in_a_dataset_arrives_and_the_next_epoch_works(workers: int) ->
         with pytest.raises(cv2.error):
             batches(Pictures(broken=5), num_workers=workers)
         assert len(batches(num_workers=workers)) == 2
+
+
+BACKGROUND: list[Any] = []
+
+
+def prepare_worker(worker: int) -> None:
+    """What each worker needs for its samples."""
+    BACKGROUND[:] = [cv2.flip(np.full((4, 4, 3), worker + 1, np.uint8), 0), current_key()]
+
+
+class Pairs(Dataset):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        image = cv2.flip(np.full((4, 4, 3), index, np.uint8), 1)
+        return torch.from_numpy(image), torch.from_numpy(BACKGROUND[0])
+
+
+@pytest.mark.parametrize("options", [{}, {"persistent_workers": True}])
+def test_what_a_worker_prepares_is_part_of_its_samples(options: dict[str, Any]) -> None:
+    """A handle that `worker_init_fn` made travels with each batch that needs it; its call has a context."""
+
+    def loaded() -> list[Any]:
+        loader = DataLoader(Pairs(), batch_size=2, num_workers=2, worker_init_fn=prepare_worker, **options)
+        return [torch.stack(pair).cpu() for _ in range(2) for pair in loader]
+
+    want = loaded()
+    plan = {**PLAN, "prepare_worker/cv2.flip": "hetero"}
+    with PipelineMigrator(plan) as migrator:
+        got = loaded()
+    assert all(map(torch.equal, got, want))
+    counts = migrator.report.total()
+    prepared = counts["test_workers.prepare_worker/cv2.flip"]
+    assert (prepared.cpu_calls, prepared.host_calls) == (0, 0)
+    assert prepared.device_calls == 8  # in each of four batches and two epochs
+    assert counts["cv2.flip"].device_calls == 16
 
 
 def test_a_collate_function_of_the_program_may_read_or_stack() -> None:
