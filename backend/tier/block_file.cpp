@@ -678,6 +678,10 @@ BlockFileCounters LocalBlockFile::counters() const {
   counters.log_bytes = log.bytes;
   counters.compactions = log.compactions;
   counters.engine = queue_->engine();
+  const RegisteredMemory registered = queue_->registered();
+  counters.registered_operations = registered.calls;
+  counters.registered_bytes = registered.bytes;
+  if (registered.error != 0) counters.unregistered = text_of(registered.error);
   return counters;
 }
 
@@ -717,7 +721,11 @@ Result<std::unique_ptr<BlockFile>> BlockFile::open(const BlockFileOptions& optio
     return storage_error(path + " cannot have its size", errno);
   }
   make_direct(file.file);
-  Result<std::unique_ptr<FileQueue>> queue = FileQueue::make({.engine = options.engine});
+  FileQueueOptions queue_options{.engine = options.engine, .memory = options.memory};
+  // A block lies in one part.
+  const auto block_bytes = static_cast<size_t>(geometry.block_bytes());
+  queue_options.part_bytes = std::max<size_t>(1, queue_options.part_bytes / block_bytes) * block_bytes;
+  Result<std::unique_ptr<FileQueue>> queue = FileQueue::make(queue_options);
   if (!queue.ok()) return storage_error(options.folder + ": " + queue.status().message());
   auto made = std::make_unique<LocalBlockFile>(options, std::exchange(file.file, -1), slots, std::move(log.value()),
                                                std::move(queue.value()));

@@ -26,6 +26,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -60,6 +61,9 @@ struct BlockFileOptions {
   Durability durability = Durability::kNone;
   double group_seconds = 1;
   FileEngine engine = FileEngine::kAuto;
+  // Where most blocks are read to and written from, on a page border; it must outlive the file.
+  // io_uring registers it as it is used, as far as the system allows. Empty: none.
+  std::span<std::byte> memory{};
 };
 
 struct BlockWrite {
@@ -86,6 +90,7 @@ struct BlockFileCounters {
 
   bool quarantined = false;  // the disk failed; nothing is read or written any more
   const char* engine = "";
+  std::string unregistered;  // why memory is not registered; empty if nothing was refused
 };
 
 class BlockFile {

@@ -367,6 +367,7 @@ Status BlockStore::Impl::open_disk() {
   options.most_bytes = options_.disk_bytes;
   options.durability = options_.durability;
   options.engine = options_.engine;
+  options.memory = {host_->data(), static_cast<size_t>(places_ * geometry_.block_bytes())};
   std::vector<int64_t> unknown;
   Result<std::unique_ptr<BlockFile>> file = BlockFile::open(options, [&](const StoredBlock& block) {
     const auto parent = known.find(block.parent);

@@ -214,6 +214,7 @@ py::dict dict_of(const BlockStoreCounters& counters) {
 #include "backend/tier/tier_counters.def"
   result["disk_quarantined"] = counters.disk.quarantined;
   result["disk_engine"] = counters.disk.engine;
+  result["disk_unregistered"] = counters.disk.unregistered;
   return result;
 }
 

@@ -120,6 +120,28 @@ TEST_CASE("A block comes back as it was written, whole and in pieces, with both 
   CHECK(std::string(counters.engine) == (engine == FileEngine::kThreads ? "threads" : counters.engine));
 }
 
+TEST_CASE("Blocks in the memory that a file was given go by registered memory, others do not", "[tier]") {
+  const TemporaryFolder folder("block-file");
+  Store store(folder);
+  const auto bytes = static_cast<size_t>(kGeometry.block_bytes());
+  const Pages memory = pages(4 * kGeometry.block_bytes());
+  store.options.memory = {memory.get(), 4 * bytes};
+  REQUIRE(store.open().status.ok());
+  put(*store.file, 1);  // from other memory
+  BlockFileCounters counters = store.file->counters();
+  CHECK(counters.registered_operations == 0);
+  CHECK(counters.registered_bytes == 0);
+  const int64_t slot = store.file->take().value();
+  fill(memory.get(), kGeometry, key_of(2));
+  CHECK(write_blocks(*store.file, {{.slot = slot, .data = memory.get(), .block = block_of(2)}}).status.ok());
+  CHECK(read_blocks(*store.file, {{.slot = slot, .data = memory.get() + bytes}}, 0, kGeometry.pieces).status.ok());
+  CHECK(is_filled(memory.get() + bytes, kGeometry, key_of(2), 0, kGeometry.pieces));
+  counters = store.file->counters();
+  const bool allowed = std::string(counters.engine) == "io_uring" && counters.unregistered.empty();
+  CHECK(counters.registered_operations == (allowed ? 2 : 0));
+  CHECK(counters.registered_bytes == (allowed ? 4 * kGeometry.block_bytes() : 0));
+}
+
 TEST_CASE("Blocks are there after a restart, parents before children, with keys and tokens", "[tier]") {
   const TemporaryFolder folder("block-file");
   Store store(folder);

@@ -386,7 +386,7 @@ def test_counters_are_told_to_people_and_to_prometheus(tokens: torch.Tensor) -> 
     assert (stats["puts"], stats["gets"], stats["blocks_stored"], stats["blocks_from_host"]) == (1, 1, 10, 10)
     assert "hetero_kv_blocks_from_host 10" in store.metrics()
     # Each figure says what it is, and the program knows no other.
-    assert set(_C.kv_counter_texts()) | {"disk_engine"} == set(stats)
+    assert set(_C.kv_counter_texts()) | {"disk_engine", "disk_unregistered"} == set(stats)
     assert "# HELP hetero_kv_disk_slots_used slots of the disk that have blocks\n" in store.metrics()
     store.reset()
     assert store.stats()["host_blocks_used"] == 0
