@@ -66,16 +66,20 @@ struct BlockFileOptions {
   std::span<std::byte> memory{};
 };
 
+// Where a block's bytes are in memory: at `data`, as in its slot; or scattered, in equal parts of
+// each piece, in order. All are on page borders. Scattered pieces have no gaps between them in the
+// slot, and their parts are whole pages.
 struct BlockWrite {
   int64_t slot = 0;
-  const std::byte* data = nullptr;  // block_bytes(), on a page border
-  StoredBlock block;                // its slot is not looked at
+  const std::byte* data = nullptr;  // block_bytes()
+  StoredBlock block{};              // its slot is not looked at
+  std::vector<std::byte*> parts{};  // instead of data
 };
 
 struct BlockRead {
   int64_t slot = 0;
-  // of the whole block, on a page border; only pieces asked for are written
-  std::byte* data = nullptr;
+  std::byte* data = nullptr;        // of the whole block; only pieces asked for are written
+  std::vector<std::byte*> parts{};  // instead of data
 };
 
 struct BlockResult {
@@ -112,7 +116,7 @@ class BlockFile {
   virtual void give(int64_t slot) = 0;
   // Writes blocks to slots that were taken, and publishes them; a block that was in such a slot is
   // gone at once. Neighbouring slots share operations of the system. Blocks that fail are not
-  // published; their slots stay taken.
+  // published; their slots stay taken. All blocks of a call have as many parts; so for read().
   virtual void write(std::vector<BlockWrite> blocks, Done done) = 0;
   // Reads pieces [first_piece, first_piece + pieces) of blocks, and verifies them.
   virtual void read(std::vector<BlockRead> blocks, int64_t first_piece, int64_t pieces, Done done) = 0;

@@ -48,6 +48,12 @@ struct DeviceBlocks {
 
   // Errors: kUsage if these are not blocks of this geometry.
   Status check(const backend::BlockGeometry& geometry) const;
+  // Whether a file is read straight into these blocks, and written from them: the host reaches the
+  // memory as soon as a queue has been given what changes it, and rows are whole pages. REQUIRES:
+  // check().
+  bool is_direct() const;
+  // The rows of a block, layer by layer, keys before values: the parts of BlockRead and BlockWrite.
+  std::vector<std::byte*> rows_of(int64_t block) const;
   int64_t base = -1;  // the number of block 0, which DeviceLane::add() sets
 };
 
@@ -63,6 +69,8 @@ class DeviceLane final : public TransferLane {
 
   // Gives the blocks their numbers, unless they have some.
   void add(const std::shared_ptr<DeviceBlocks>& blocks);
+  // The memory of the op's blocks; null if it is gone.
+  std::shared_ptr<DeviceBlocks> find(const TransferOp& op) const;
 
   void start(const TransferOp& op, TransferDone done) override;
   // The event behind a transfer on a device's queue: null if it has not begun, or needs none.
