@@ -911,6 +911,8 @@ BlockStoreCounters BlockStore::Impl::counters() const {
   counters.host_used = used_places_;
   counters.pinned = index_.counts(Tier::kHost).pinned;
   counters.copies = device_lane_.copies();
+  counters.gathers = device_lane_.gathers();
+  counters.scatters = device_lane_.scatters();
   if (file_ != nullptr) {
     counters.disk = file_->counters();
     counters.disk_bandwidth = disk_lane_->reads().bandwidth();

@@ -6,6 +6,8 @@
 #include <string>
 #include <utility>
 
+#include "backend/device/piece_copies.h"
+
 namespace hetero::graph {
 namespace {
 
@@ -121,14 +123,17 @@ void DeviceLane::add(const std::shared_ptr<DeviceBlocks>& blocks) {
   std::erase_if(memories_, [](const auto& memory) { return memory.second.expired(); });
 }
 
-// The copies, and an event behind them. A queue that other devices' events cannot be put on waits.
+// The copies, by a kernel where they are many and small, and an event behind them. A queue that
+// other devices' events cannot be put on waits.
 Result<std::shared_ptr<backend::Event>> DeviceLane::submit(const TransferOp& op, const DeviceBlocks& blocks) {
   const std::vector<backend::CopyRange> ranges = copies_of(op, blocks, geometry_, host_);
   copies_.fetch_add(std::ssize(ranges), std::memory_order_relaxed);
   backend::Queue& queue =
       blocks.device->queue(is_into_device(op) ? backend::QueueKind::kHostToDevice : backend::QueueKind::kDeviceToHost);
   std::shared_ptr<backend::Event> event = blocks.device->create_event();
-  if (Status status = queue.copy_batch(ranges); !status.ok()) return status;
+  const Result<bool> by_kernel = backend::copy_scattered(queue, ranges);
+  if (!by_kernel.ok()) return by_kernel.status();
+  if (by_kernel.value()) (is_into_device(op) ? scatters_ : gathers_).fetch_add(1, std::memory_order_relaxed);
   if (Status status = queue.record(*event); !status.ok()) return status;
   return event;
 }

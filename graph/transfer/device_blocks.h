@@ -12,7 +12,8 @@
 //
 // Copies of one transfer are merged where both sides are contiguous. In host memory a few threads
 // copy, the most urgent transfer first. On a device they are one batch on its copy queue of that
-// direction, followed by an event, for which the device's other queues can wait.
+// direction, or, many and small, one gather or scatter kernel (piece_copies.h). An event follows,
+// for which the device's other queues can wait.
 //
 // Thread safety: any thread. Ownership: DeviceBlocks live until their transfers have ended.
 
@@ -78,6 +79,9 @@ class DeviceLane final : public TransferLane {
   void forget(uint64_t graph_id);
 
   int64_t copies() const { return copies_.load(std::memory_order_relaxed); }
+  // Transfers whose copies one kernel made: from a device, and to one.
+  int64_t gathers() const { return gathers_.load(std::memory_order_relaxed); }
+  int64_t scatters() const { return scatters_.load(std::memory_order_relaxed); }
 
  private:
   struct Job {
@@ -92,7 +96,7 @@ class DeviceLane final : public TransferLane {
 
   const backend::BlockGeometry geometry_;
   std::byte* const host_;
-  std::atomic<int64_t> copies_{0};
+  std::atomic<int64_t> copies_{0}, gathers_{0}, scatters_{0};
 
   mutable std::mutex mutex_;  // guards what follows
   // by base / kSpan
