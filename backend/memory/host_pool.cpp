@@ -35,6 +35,8 @@ HostPool::HostPool(size_t bytes, size_t block_bytes, bool is_for_disk, size_t ah
   if (data == MAP_FAILED) return;
   data_ = static_cast<std::byte*>(data);
   if (is_for_disk) (void)madvise(data, bytes, MADV_HUGEPAGE);
+  // A fork would copy pinned pages. The child has no use for them.
+  (void)madvise(data, bytes, MADV_DONTFORK);
   for_each_part([](std::byte* part, size_t size) { host_ranges().add(part, size); });
   if (ahead == 0) return;
   try {

@@ -8,7 +8,7 @@
 // Where the system cannot populate pages (before Linux 5.14), nothing is touched ahead.
 //
 // A GPU may page-lock the pool, part by part, as it copies from it again (host_ranges.h). It then
-// copies without a detour.
+// copies without a detour. io_uring may pin it likewise. A child of a fork does not have it.
 //
 // Thread safety: any thread. The destructor stops the thread, after at most one piece.
 
