@@ -21,8 +21,10 @@
 #include "backend/cuda/fused/interpreter.h"
 #include "backend/cuda/fused/nvrtc.h"
 #include "backend/cuda/host_pages.h"
+#include "backend/cuda/piece_kernel.h"
 #include "backend/cuda/staging_pool.h"
 #include "backend/device/atomic_counters.h"
+#include "backend/device/piece_copies.h"
 #include "backend/fused/call.h"
 #include "backend/memory/allocator.h"
 
@@ -152,9 +154,19 @@ class CudaSegment final : public Segment {
   const cudaGraphExec_t graph_;
 };
 
-class CudaQueue final : public Queue {
+std::vector<CopyRange> without_empty(std::span<const CopyRange> all) {
+  std::vector<CopyRange> ranges;
+  std::ranges::copy_if(all, std::back_inserter(ranges), [](const CopyRange& range) { return range.bytes != 0; });
+  return ranges;
+}
+
+// A piece in a staging buffer is aligned for the largest words of PieceKernel.
+size_t aligned(size_t bytes) { return (bytes + 15) / 16 * 16; }
+
+class CudaQueue final : public Queue, public PieceCopies {
  public:
-  CudaQueue(const Gpu& gpu, AtomicCounters& counters) : gpu_(gpu), counters_(counters) {}
+  CudaQueue(const Gpu& gpu, AtomicCounters& counters, PieceKernel& pieces)
+      : gpu_(gpu), counters_(counters), pieces_(pieces) {}
 
   ~CudaQueue() override {
     if (stream_ == nullptr || !gpu_.check_not_forked().ok()) return;
@@ -192,6 +204,7 @@ class CudaQueue final : public Queue {
 
   Status copy(void* destination, const void* source, size_t bytes) override;
   Status copy_batch(std::span<const CopyRange> ranges) override;
+  Result<bool> copy_pieces(std::span<const CopyRange> ranges) override;
 
   Status record(Event& event) override {
     if (Status status = gpu_.check_not_forked(); !status.ok()) return status;
@@ -324,9 +337,21 @@ class CudaQueue final : public Queue {
     return Status();
   }
 
+  // Where several ranges go. If it is not one way, the rest says nothing.
+  struct Way {
+    bool is_one = false, into_device = false, pageable = false;
+  };
+  static Way way_of(std::span<const CopyRange> ranges);
+  // Calls copy(part) for parts of the ranges, in order: as many as have together at most the bytes
+  // of a staging buffer, by bytes_of(range), or one that has more.
+  template <typename BytesOf, typename Copy>
+  static Status for_each_part(std::span<const CopyRange> ranges, const BytesOf& bytes_of, const Copy& copy);
+
   // Ranges that go one way, as one transfer. If they are pageable and several, they fit into a
   // staging buffer.
   Status copy_part(std::span<const CopyRange> ranges, bool into_device, bool pageable);
+  // The same, by one kernel. A staging buffer has room for its table, and for pageable ranges.
+  Status copy_part_by_kernel(std::span<const CopyRange> ranges, bool into_device, bool pageable);
 
   // Through one buffer, into which the host gathers what goes to the GPU, and from which it
   // scatters what comes from there.
@@ -350,6 +375,7 @@ class CudaQueue final : public Queue {
 
   const Gpu& gpu_;
   AtomicCounters& counters_;
+  PieceKernel& pieces_;
   StagingPool staging_;
   cudaStream_t stream_ = nullptr;
   std::mutex capture_mutex_;               // one thread captures at a time
@@ -430,38 +456,95 @@ Status CudaQueue::copy(void* destination, const void* source, size_t bytes) {
   return copy_async(destination, source, bytes);
 }
 
-Status CudaQueue::copy_batch(std::span<const CopyRange> all) {
-  if (Status status = gpu_.check_not_forked(); !status.ok()) return status;
-  std::vector<CopyRange> ranges;
-  std::ranges::copy_if(all, std::back_inserter(ranges), [](const CopyRange& range) { return range.bytes != 0; });
-  bool pageable = false;
-  int into_device = 0;
-  int from_device = 0;
-  const CurrentGpu current(gpu_.ordinal);
+CudaQueue::Way CudaQueue::way_of(std::span<const CopyRange> ranges) {
+  Way way;
+  size_t into_device = 0, from_device = 0;
   for (const CopyRange& range : ranges) {
     const PageKind to = page_kind_of(range.destination, range.bytes);
     const PageKind from = page_kind_of(range.source, range.bytes);
     into_device += to == PageKind::kDevice;
     from_device += from == PageKind::kDevice;
-    pageable |= to == PageKind::kPageable || from == PageKind::kPageable;
+    way.pageable |= to == PageKind::kPageable || from == PageKind::kPageable;
   }
-  const int count = static_cast<int>(ranges.size());
-  const bool one_way = (into_device == count && from_device == 0) || (from_device == count && into_device == 0);
-  if (count < 2 || !one_way) return Queue::copy_batch(ranges);
-  // As many as fit into a staging buffer go together; a range that is larger goes by itself.
-  for (auto first = ranges.begin(); first != ranges.end();) {
-    size_t bytes = 0;
-    auto end = first;
-    while (end != ranges.end() && (!pageable || end->bytes <= StagingPool::kBufferBytes - bytes)) {
-      bytes += end->bytes;
-      ++end;
+  way.into_device = into_device != 0;
+  way.is_one = (into_device == ranges.size() && from_device == 0) || (from_device == ranges.size() && into_device == 0);
+  return way;
+}
+
+template <typename BytesOf, typename Copy>
+Status CudaQueue::for_each_part(std::span<const CopyRange> ranges, const BytesOf& bytes_of, const Copy& copy) {
+  for (size_t first = 0; first < ranges.size();) {
+    size_t bytes = 0, end = first;
+    while (end < ranges.size() && bytes_of(ranges[end]) <= StagingPool::kBufferBytes - bytes) {
+      bytes += bytes_of(ranges[end++]);
     }
     end = std::max(end, first + 1);
-    const std::span<const CopyRange> part(first, end);
+    if (Status status = copy(ranges.subspan(first, end - first)); !status.ok()) return status;
     first = end;
-    if (Status status = copy_part(part, into_device != 0, pageable); !status.ok()) return status;
   }
   return Status();
+}
+
+Status CudaQueue::copy_batch(std::span<const CopyRange> all) {
+  if (Status status = gpu_.check_not_forked(); !status.ok()) return status;
+  const std::vector<CopyRange> ranges = without_empty(all);
+  const CurrentGpu current(gpu_.ordinal);
+  const Way way = way_of(ranges);
+  if (ranges.size() < 2 || !way.is_one) return Queue::copy_batch(ranges);
+  const auto bytes_of = [&](const CopyRange& range) { return way.pageable ? range.bytes : 0; };
+  return for_each_part(ranges, bytes_of,
+                       [&](std::span<const CopyRange> part) { return copy_part(part, way.into_device, way.pageable); });
+}
+
+Result<bool> CudaQueue::copy_pieces(std::span<const CopyRange> all) {
+  if (Status status = gpu_.check_not_forked(); !status.ok()) return status;
+  const std::vector<CopyRange> ranges = without_empty(all);
+  const CurrentGpu current(gpu_.ordinal);
+  // On this thread the driver may not know the GPU's context yet.
+  if (Status status = cuda_status(cudaSetDevice(gpu_.ordinal), "cudaSetDevice"); !status.ok()) return status;
+  const Way way = way_of(ranges);
+  if (ranges.size() < 2 || !way.is_one || !pieces_.is_there()) return false;
+  const auto is_reached = [&](const CopyRange& range) {
+    return is_reached_by_kernels(way.into_device ? range.source : range.destination);
+  };
+  if (!way.pageable && !std::ranges::all_of(ranges, is_reached)) return false;
+  const auto bytes_of = [&](const CopyRange& range) {
+    return sizeof(CopyPiece) + 16 + (way.pageable ? aligned(range.bytes) : 0);
+  };
+  Status status = for_each_part(ranges, bytes_of, [&](std::span<const CopyRange> part) {
+    return copy_part_by_kernel(part, way.into_device, way.pageable);
+  });
+  if (!status.ok()) return status;
+  return true;
+}
+
+Status CudaQueue::copy_part_by_kernel(std::span<const CopyRange> ranges, bool into_device, bool pageable) {
+  if (ranges.size() == 1) return copy(ranges[0].destination, ranges[0].source, ranges[0].bytes);
+  Result<void*> buffer = acquire_buffer();
+  if (!buffer.ok()) return buffer.status();
+  auto* const table = static_cast<CopyPiece*>(buffer.value());
+  char* staged = static_cast<char*>(buffer.value()) + aligned(ranges.size() * sizeof(CopyPiece));
+  std::vector<CopyRange> host_copies;
+  size_t bytes = 0;
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    CopyRange range = ranges[i];
+    if (pageable) {
+      host_copies.push_back(into_device ? CopyRange{staged, range.source, range.bytes}
+                                        : CopyRange{range.destination, staged, range.bytes});
+      if (into_device) range.source = staged;
+      if (!into_device) range.destination = staged;
+      staged += aligned(range.bytes);
+    }
+    table[i] = {static_cast<char*>(range.destination), static_cast<const char*>(range.source), range.bytes};
+    bytes += range.bytes;
+    counters_.count_copy(into_device, !into_device, range.bytes);
+  }
+  counters_.count_copy_batch();
+  counters_.count_launch();
+  Status status = pageable && into_device ? enqueue(std::move(host_copies), nullptr) : Status();
+  if (status.ok()) status = pieces_.launch(table, ranges.size(), bytes, stream_);
+  if (status.ok()) status = enqueue(into_device ? std::vector<CopyRange>() : std::move(host_copies), buffer.value());
+  return status;
 }
 
 Status CudaQueue::copy_part(std::span<const CopyRange> ranges, bool into_device, bool pageable) {
@@ -479,7 +562,7 @@ class CudaDeviceImplementation final : public CudaDevice {
   // Errors: those of the CUDA runtime.
   Status open() {
     for (auto& queue : queues_) {
-      queue = std::make_unique<CudaQueue>(gpu_, counters_);
+      queue = std::make_unique<CudaQueue>(gpu_, counters_, pieces_);
       if (Status status = queue->open(); !status.ok()) return status;
     }
     use_page_locks();
@@ -712,6 +795,7 @@ class CudaDeviceImplementation final : public CudaDevice {
   Capabilities capabilities_;
   mutable CachingAllocator allocator_;
   AtomicCounters counters_;
+  PieceKernel pieces_;
   // Of fused kernels, made when the first one is asked about.
   mutable std::once_flag engine_opened_;
   mutable std::unique_ptr<NvrtcCompiler> compiler_;

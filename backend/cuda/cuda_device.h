@@ -20,7 +20,8 @@
 // the two host buffers is then a host function on the stream. It thus has its place in the queue's
 // order, and does not read bytes before earlier work has written them. copy() blocks only while all
 // staging buffers are in use. A batch of copies is one cudaMemcpyBatchAsync if runtime and driver
-// have it (CUDA 12.8); pageable memory goes through a staging buffer for each 4 MiB.
+// have it (CUDA 12.8); pageable memory goes through a staging buffer for each 4 MiB. Many small
+// pieces are copied by one kernel, where it is asked for (PieceCopies).
 //
 // Fused kernels are interpreted, and compiled at run time if the machine has NVRTC (engine.h).
 //

@@ -43,6 +43,12 @@ PageKind page_kind_of(const void* data, size_t bytes) {
   return attributes.type == cudaMemoryTypeHost ? PageKind::kPinned : PageKind::kDevice;
 }
 
+bool is_reached_by_kernels(const void* data) {
+  cudaPointerAttributes attributes = {};
+  return cuda_status(cudaPointerGetAttributes(&attributes, data), "cudaPointerGetAttributes").ok() &&
+         attributes.type == cudaMemoryTypeHost && attributes.devicePointer == data;
+}
+
 void use_page_locks() {
   locking_generation = fork_generation();
   host_ranges().set_locks({lock_pages, unlock_pages});

@@ -13,6 +13,8 @@ namespace hetero::backend {
 // Where bytes lie, for a copy.
 enum class PageKind : uint8_t { kPageable, kPinned, kDevice };
 PageKind page_kind_of(const void* data, size_t bytes);
+// Whether kernels of the current GPU reach pinned memory by the host's address.
+bool is_reached_by_kernels(const void* data);
 
 // From now on, host_ranges() locks the pages of large host memory that is copied again and again.
 void use_page_locks();

@@ -27,7 +27,8 @@ void HostPool::for_each_part(const Visit& visit) const {
 }
 
 HostPool::HostPool(size_t bytes, size_t block_bytes, bool is_for_disk, size_t ahead)
-    : bytes_(bytes),
+    : process_(getpid()),
+      bytes_(bytes),
       part_(std::max<size_t>(1, kLockedTogether / block_bytes) * block_bytes),
       ahead_(ahead),
       wanted_(std::min(bytes, ahead)) {
@@ -35,6 +36,8 @@ HostPool::HostPool(size_t bytes, size_t block_bytes, bool is_for_disk, size_t ah
   if (data == MAP_FAILED) return;
   data_ = static_cast<std::byte*>(data);
   if (is_for_disk) (void)madvise(data, bytes, MADV_HUGEPAGE);
+  // A fork would copy pinned pages. The child has no use for them.
+  (void)madvise(data, bytes, MADV_DONTFORK);
   for_each_part([](std::byte* part, size_t size) { host_ranges().add(part, size); });
   if (ahead == 0) return;
   try {
@@ -46,11 +49,17 @@ HostPool::HostPool(size_t bytes, size_t block_bytes, bool is_for_disk, size_t ah
 }
 
 HostPool::~HostPool() {
+  if (getpid() != process_) {
+    // The thread is the parent's, and something else may have the addresses.
+    if (thread_.joinable()) thread_.detach();
+    (void)changed_.release();
+    return;
+  }
   {
     const std::lock_guard lock(mutex_);
     is_closing_ = true;
   }
-  changed_.notify_all();
+  changed_->notify_all();
   if (thread_.joinable()) thread_.join();
   if (data_ == nullptr) return;
   for_each_part([](std::byte* part, size_t size) { host_ranges().remove(part, size); });
@@ -62,7 +71,7 @@ void HostPool::use_up_to(size_t end) {
   const size_t wanted = end < bytes_ ? end + std::min(bytes_ - end, ahead_) : bytes_;
   if (wanted <= wanted_ || ahead_ == 0) return;
   wanted_ = wanted;
-  changed_.notify_all();
+  changed_->notify_all();
 }
 
 size_t HostPool::touched() const {
@@ -74,7 +83,7 @@ void HostPool::work() {
   (void)setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), 19);
   std::unique_lock lock(mutex_);
   while (true) {
-    changed_.wait(lock, [&] { return is_closing_ || touched_ < wanted_; });
+    changed_->wait(lock, [&] { return is_closing_ || touched_ < wanted_; });
     if (is_closing_) return;
     const size_t begin = touched_;
     const size_t size = std::min(kPiece, bytes_ - begin);

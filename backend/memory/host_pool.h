@@ -8,14 +8,18 @@
 // Where the system cannot populate pages (before Linux 5.14), nothing is touched ahead.
 //
 // A GPU may page-lock the pool, part by part, as it copies from it again (host_ranges.h). It then
-// copies without a detour.
+// copies without a detour. io_uring may pin it likewise. A child of a fork does not have it; there
+// the destructor does nothing.
 //
 // Thread safety: any thread. The destructor stops the thread, after at most one piece.
 
 #pragma once
 
+#include <sys/types.h>
+
 #include <condition_variable>
 #include <cstddef>
+#include <memory>
 #include <mutex>
 #include <thread>
 
@@ -46,13 +50,15 @@ class HostPool {
   template <typename Visit>
   void for_each_part(const Visit& visit) const;
 
+  const pid_t process_;
   const size_t bytes_;
   const size_t part_;  // bytes that are locked together
   const size_t ahead_;
   std::byte* data_ = nullptr;
 
   mutable std::mutex mutex_;  // guards what follows
-  std::condition_variable changed_;
+  // On its own, because a child cannot destroy what the parent's thread waits for.
+  std::unique_ptr<std::condition_variable> changed_ = std::make_unique<std::condition_variable>();
   size_t wanted_ = 0;
   size_t touched_ = 0;
   bool is_closing_ = false;

@@ -19,6 +19,7 @@
 #include "backend/base/ring.h"
 #include "backend/base/spin_lock.h"
 #include "backend/cpu/fused/launch.h"
+#include "backend/device/piece_copies.h"
 #include "backend/fused/call.h"
 #include "backend/fused/kernel.h"
 #include "backend/memory/address_space.h"
@@ -209,7 +210,7 @@ class SimDevice::SimSegment final : public Segment {
   std::vector<Task> tasks_;
 };
 
-class SimDevice::SimQueue final : public Queue {
+class SimDevice::SimQueue final : public Queue, public PieceCopies {
  public:
   SimQueue(SimDevice& device, QueueKind kind)
       : device_(device), shared_(*device.shared_), kind_(kind), place_(kind, device.number_) {}
@@ -248,8 +249,8 @@ class SimDevice::SimQueue final : public Queue {
     const CopyRange range{destination, source, bytes};
     return copy_batch({&range, 1});
   }
-  // One command for each range, submitted together; the first takes the time of all.
   Status copy_batch(std::span<const CopyRange> ranges) override;
+  Result<bool> copy_pieces(std::span<const CopyRange> ranges) override;
 
   Status record(Event& event) override {
     auto* own = dynamic_cast<SimEvent*>(&event);
@@ -305,6 +306,13 @@ class SimDevice::SimQueue final : public Queue {
     bool operator==(const Ends&) const = default;
   };
   Result<Ends> ends_of(const CopyRange& range) const;
+  // Of ranges that all go the same way; how many are not empty.
+  struct Batch {
+    Ends ends;
+    size_t bytes, copies;
+  };
+  Result<Batch> batch_of(std::span<const CopyRange> ranges) const;
+  Status submit_batch(std::span<const CopyRange> ranges, const Batch& batch, double more_seconds);
   Result<double> seconds_of(const Ends& ends, size_t bytes) const;
   void count(const Ends& ends, size_t bytes);
 
@@ -483,41 +491,63 @@ void SimDevice::SimQueue::count(const Ends& ends, size_t bytes) {
   }
 }
 
-Status SimDevice::SimQueue::copy_batch(std::span<const CopyRange> ranges) {
+Result<SimDevice::SimQueue::Batch> SimDevice::SimQueue::batch_of(std::span<const CopyRange> ranges) const {
   if (shared_.is_forked()) return forked_error();
-  const CopyRange* first = nullptr;  // that is not empty
-  Ends ends{};
-  size_t bytes = 0;
+  Batch batch{};
   for (const CopyRange& range : ranges) {
     if (range.bytes == 0) continue;
     const Result<Ends> found = ends_of(range);
     if (!found.ok()) return found.status();
-    if (first != nullptr && found.value() != ends) {
+    if (batch.copies > 0 && found.value() != batch.ends) {
       return usage_error("the copies of a batch must all go the same way");
     }
-    if (first == nullptr) first = &range;
-    ends = found.value();
-    bytes += range.bytes;
+    batch.ends = found.value();
+    batch.bytes += range.bytes;
+    ++batch.copies;
   }
-  if (first == nullptr) return Status();
-  const Result<double> seconds = seconds_of(ends, bytes);
+  return batch;
+}
+
+// One command for each range, submitted together; the first takes the time of all.
+Status SimDevice::SimQueue::submit_batch(std::span<const CopyRange> ranges, const Batch& batch, double more_seconds) {
+  const Result<double> seconds = seconds_of(batch.ends, batch.bytes);
   if (!seconds.ok()) return seconds.status();
-  int64_t copies = 0;
+  bool is_first = true;
   std::lock_guard lock(shared_.mutex);
   for (const CopyRange& range : ranges) {
     if (range.bytes == 0) continue;
     Status status = submit_locked({.kind = CommandKind::kCopy,
-                                   .destination = shared_.kernel_address(ends.into, range.destination),
-                                   .source = shared_.kernel_address(ends.from, range.source),
+                                   .destination = shared_.kernel_address(batch.ends.into, range.destination),
+                                   .source = shared_.kernel_address(batch.ends.from, range.source),
                                    .bytes = range.bytes,
-                                   .transfer_bytes = &range == first ? bytes : 0,
-                                   .seconds = &range == first ? seconds.value() : 0});
+                                   .transfer_bytes = is_first ? batch.bytes : 0,
+                                   .seconds = is_first ? seconds.value() + more_seconds : 0});
     if (!status.ok()) return status;
-    count(ends, range.bytes);
-    ++copies;
+    count(batch.ends, range.bytes);
+    is_first = false;
   }
-  if (copies > 1) device_.counters_.count_copy_batch();
+  if (batch.copies > 1) device_.counters_.count_copy_batch();
   return Status();
+}
+
+Status SimDevice::SimQueue::copy_batch(std::span<const CopyRange> ranges) {
+  const Result<Batch> batch = batch_of(ranges);
+  if (!batch.ok()) return batch.status();
+  return batch.value().copies == 0 ? Status() : submit_batch(ranges, batch.value(), 0);
+}
+
+// A launch in place of what the link takes to begin a copy.
+Result<bool> SimDevice::SimQueue::copy_pieces(std::span<const CopyRange> ranges) {
+  const Result<Batch> batch = batch_of(ranges);
+  if (!batch.ok()) return batch.status();
+  const Ends ends = batch.value().ends;
+  const bool crosses = (ends.into == device_.number_ && ends.from == Shared::kNoDevice) ||
+                       (ends.from == device_.number_ && ends.into == Shared::kNoDevice);
+  if (batch.value().copies == 0 || !crosses) return false;
+  const double more = std::max(0.0, device_.options_.launch_latency - device_.options_.copy_latency);
+  if (Status status = submit_batch(ranges, batch.value(), more); !status.ok()) return status;
+  device_.counters_.count_launch();
+  return true;
 }
 
 void set_sim_options(const SimOptions& options) {

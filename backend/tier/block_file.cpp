@@ -27,6 +27,7 @@
 #include <utility>
 
 #include "backend/base/blocked_signals.h"
+#include "backend/base/checksum.h"
 #include "backend/file/file_transfer.h"
 #include "backend/memory/range_allocator.h"
 #include "backend/tier/block_log.h"
@@ -144,10 +145,21 @@ class LocalBlockFile final : public BlockFile {
   bool is_slot(int64_t slot) const { return slot >= 0 && slot < slots_; }
   State& state(int64_t slot) { return states_[static_cast<size_t>(slot)]; }
   int64_t offset_of(int64_t slot) const { return slot * geometry_.block_bytes(); }
-  // Refuses a call: the disk failed, or the caller's data is not on a page border. A forked child
-  // has the locks of a moment, so it takes none.
+  // Refuses a call: the disk failed, or the caller's memory does not fit. A forked child has the
+  // locks of a moment, so it takes none.
   template <typename Block>
   bool refuse(const std::vector<Block>& blocks, bool is_usage, const Done& done);
+  // Of the caller's memory, whole or in parts (block_file.h).
+  template <typename Block>
+  bool fits(const std::vector<Block>& blocks) const;
+  template <typename Block>
+  int64_t parts_of_piece(const Block& block) const;
+  template <typename Block>
+  void add_piece(std::vector<FilePiece>& pieces, const Block& block, int64_t piece) const;
+  template <typename Block>
+  uint64_t checksum_of(const Block& block, int64_t piece) const;
+  // `done` is left to the caller.
+  FileOperation operation_of(FileCall call, MergedOperation& merged) const;
   void leave();
 
   void begin_read(const std::shared_ptr<ReadCall>& call, std::vector<size_t> blocks, std::vector<FileOperation>& all);
@@ -300,7 +312,7 @@ bool LocalBlockFile::refuse(const std::vector<Block>& blocks, bool is_usage, con
     result.status = storage_error(options_.folder + " belongs to the parent of this process");
   } else if (failed_) {
     result.status = failure();
-  } else if (is_usage) {
+  } else if (is_usage || !fits(blocks)) {
     result.status = Status(ErrorClass::kUsage, "blocks must be on page borders, and pieces be those of a block");
   } else {
     return false;
@@ -310,16 +322,62 @@ bool LocalBlockFile::refuse(const std::vector<Block>& blocks, bool is_usage, con
   return true;
 }
 
+template <typename Block>
+bool LocalBlockFile::fits(const std::vector<Block>& blocks) const {
+  const auto is_fit = [](const std::byte* data) {
+    return data != nullptr && reinterpret_cast<uintptr_t>(data) % BlockGeometry::kPageBytes == 0;
+  };
+  for (const Block& block : blocks) {
+    if (block.parts.size() != blocks.front().parts.size()) return false;
+    if (block.parts.empty() ? !is_fit(block.data) : !std::ranges::all_of(block.parts, is_fit)) return false;
+  }
+  if (blocks.empty() || blocks.front().parts.empty()) return true;
+  const int64_t parts = parts_of_piece(blocks.front());
+  return std::ssize(blocks.front().parts) % geometry_.pieces == 0 &&
+         geometry_.piece_bytes % (parts * BlockGeometry::kPageBytes) == 0;
+}
+
+template <typename Block>
+int64_t LocalBlockFile::parts_of_piece(const Block& block) const {
+  return std::max<int64_t>(1, std::ssize(block.parts) / geometry_.pieces);
+}
+
+// As many as a piece has parts.
+template <typename Block>
+void LocalBlockFile::add_piece(std::vector<FilePiece>& pieces, const Block& block, int64_t piece) const {
+  const int64_t stride = geometry_.piece_stride(), parts = parts_of_piece(block), bytes = stride / parts;
+  for (int64_t i = 0; i < parts; ++i) {
+    // The queue only reads what is written to the file.
+    std::byte* const memory = block.parts.empty() ? const_cast<std::byte*>(block.data) + piece * stride
+                                                  : block.parts[static_cast<size_t>(piece * parts + i)];
+    pieces.push_back({offset_of(block.slot) + piece * stride + i * bytes, memory, bytes});
+  }
+}
+
+template <typename Block>
+uint64_t LocalBlockFile::checksum_of(const Block& block, int64_t piece) const {
+  if (block.parts.empty()) {
+    return checksum(block.data + piece * geometry_.piece_stride(), static_cast<size_t>(geometry_.piece_bytes));
+  }
+  std::vector<FilePiece> parts;
+  add_piece(parts, block, piece);
+  Checksum sum;
+  for (const FilePiece& part : parts) sum.update(part.memory, static_cast<size_t>(part.bytes));
+  return sum.value();
+}
+
+FileOperation LocalBlockFile::operation_of(FileCall call, MergedOperation& merged) const {
+  return {.call = call, .file = file_, .offset = merged.offset, .memory = std::move(merged.memory), .done = {}};
+}
+
 void LocalBlockFile::leave() {
   const std::lock_guard guard(mutex_);
   if (--calls_ == 0) waiting_->no_calls.notify_all();
 }
 
 void LocalBlockFile::read(std::vector<BlockRead> blocks, int64_t first_piece, int64_t pieces, Done done) {
-  bool is_usage = first_piece < 0 || pieces < 1 || pieces > geometry_.pieces || first_piece > geometry_.pieces - pieces;
-  for (const BlockRead& block : blocks) {
-    is_usage |= block.data == nullptr || reinterpret_cast<uintptr_t>(block.data) % BlockGeometry::kPageBytes != 0;
-  }
+  const bool is_usage =
+      first_piece < 0 || pieces < 1 || pieces > geometry_.pieces || first_piece > geometry_.pieces - pieces;
   if (refuse(blocks, is_usage, done)) return;
 
   auto call = std::make_shared<ReadCall>();
@@ -362,30 +420,26 @@ void LocalBlockFile::read(std::vector<BlockRead> blocks, int64_t first_piece, in
 // Of blocks in the order of their slots.
 void LocalBlockFile::begin_read(const std::shared_ptr<ReadCall>& call, std::vector<size_t> blocks,
                                 std::vector<FileOperation>& all) {
-  const int64_t stride = geometry_.piece_stride();
+  const int64_t parts = parts_of_piece(call->blocks.front());
   std::vector<FilePiece> pieces;
-  pieces.reserve(blocks.size() * static_cast<size_t>(call->pieces));
+  pieces.reserve(blocks.size() * static_cast<size_t>(call->pieces * parts));
   for (size_t block : blocks) {
     for (int64_t piece = call->first_piece; piece < call->first_piece + call->pieces; ++piece) {
-      const BlockRead& of = call->blocks[block];
-      pieces.push_back({offset_of(of.slot) + piece * stride, of.data + piece * stride, stride});
+      add_piece(pieces, call->blocks[block], piece);
     }
   }
-  const int64_t bytes = std::ssize(pieces) * stride;
+  const int64_t bytes = std::ssize(blocks) * call->pieces * geometry_.piece_stride();
   const MergeLimits limits{.bytes = std::clamp(bytes / kOperationsOfRead, kLeastOperationBytes, kMostOperationBytes) /
                                     4096 * 4096};
   std::vector<MergedOperation> operations = merge_pieces(pieces, limits);
   const auto of_blocks = std::make_shared<const std::vector<size_t>>(std::move(blocks));
-  const auto per_block = static_cast<size_t>(call->pieces);
+  const auto per_block = static_cast<size_t>(call->pieces), per_piece = static_cast<size_t>(parts);
   for (MergedOperation& operation : operations) {
     for (size_t i = operation.first_piece; i < operation.first_piece + operation.pieces; ++i) {
-      ++call->left[(*of_blocks)[i / per_block] * per_block + i % per_block];
+      const size_t piece = i / per_piece;
+      ++call->left[(*of_blocks)[piece / per_block] * per_block + piece % per_block];
     }
-    FileOperation& added = all.emplace_back();
-    added.call = FileCall::kRead;
-    added.file = file_;
-    added.offset = operation.offset;
-    added.memory = std::move(operation.memory);
+    FileOperation& added = all.emplace_back(operation_of(FileCall::kRead, operation));
     ++call->operations_left;
     added.done = [this, call, of_blocks, operation = std::move(operation)](int error) {
       end_pieces(*call, *of_blocks, operation, error);
@@ -397,16 +451,15 @@ void LocalBlockFile::begin_read(const std::shared_ptr<ReadCall>& call, std::vect
 void LocalBlockFile::end_pieces(ReadCall& call, const std::vector<size_t>& blocks, const MergedOperation& operation,
                                 int error) {
   const auto per_block = static_cast<size_t>(call.pieces);
+  const auto per_piece = static_cast<size_t>(parts_of_piece(call.blocks.front()));
   for (size_t i = operation.first_piece; i < operation.first_piece + operation.pieces; ++i) {
-    const size_t block = blocks[i / per_block];
+    const size_t block = blocks[i / per_piece / per_block], of_call = i / per_piece % per_block;
     std::atomic<int>& of_block = call.errors[block];
     int none = 0;
     if (error != 0) of_block.compare_exchange_strong(none, error);
-    if (--call.left[block * per_block + i % per_block] > 0 || of_block != 0) continue;
-    const int64_t piece = call.first_piece + static_cast<int64_t>(i % per_block);
-    const uint64_t found = checksum(call.blocks[block].data + piece * geometry_.piece_stride(),
-                                    static_cast<size_t>(geometry_.piece_bytes));
-    if (found != call.records[block]->checksums[static_cast<size_t>(piece)]) {
+    if (--call.left[block * per_block + of_call] > 0 || of_block != 0) continue;
+    const int64_t piece = call.first_piece + static_cast<int64_t>(of_call);
+    if (checksum_of(call.blocks[block], piece) != call.records[block]->checksums[static_cast<size_t>(piece)]) {
       of_block.compare_exchange_strong(none, kDamaged);
     }
   }
@@ -451,11 +504,7 @@ std::string LocalBlockFile::said(int64_t slot, int error, const char* verb) cons
 }
 
 void LocalBlockFile::write(std::vector<BlockWrite> blocks, Done done) {
-  bool is_usage = false;
-  for (const BlockWrite& block : blocks) {
-    is_usage |= block.data == nullptr || reinterpret_cast<uintptr_t>(block.data) % BlockGeometry::kPageBytes != 0;
-  }
-  if (refuse(blocks, is_usage, done)) return;
+  if (refuse(blocks, false, done)) return;
 
   auto call = std::make_shared<WriteCall>();
   call->errors = std::vector<std::atomic<int>>(blocks.size());
@@ -483,31 +532,25 @@ void LocalBlockFile::write(std::vector<BlockWrite> blocks, Done done) {
             [&](size_t a, size_t b) { return call->blocks[a].slot < call->blocks[b].slot; });
   std::vector<FilePiece> pieces;
   for (size_t block : order) {
-    // The queue only reads this memory.
-    auto* const data = const_cast<std::byte*>(call->blocks[block].data);
-    pieces.push_back({offset_of(call->blocks[block].slot), data, geometry_.block_bytes()});
+    for (int64_t piece = 0; piece < geometry_.pieces; ++piece) add_piece(pieces, call->blocks[block], piece);
   }
+  const size_t per_block = order.empty() ? 1 : pieces.size() / order.size();
   std::vector<MergedOperation> merged = merge_pieces(pieces, {.bytes = kMostOperationBytes});
   std::vector<FileOperation> operations;
   for (MergedOperation& operation : merged) {
-    const auto first = order.begin() + static_cast<ptrdiff_t>(operation.first_piece);
-    std::vector<size_t> of_blocks(first, first + static_cast<ptrdiff_t>(operation.pieces));
+    std::vector<size_t> of_blocks;
+    const size_t end = operation.first_piece + operation.pieces;
+    for (size_t i = operation.first_piece / per_block; i * per_block < end; ++i) of_blocks.push_back(order[i]);
     for (size_t block : of_blocks) ++call->left[block];
-    FileOperation& added = operations.emplace_back();
-    added.call = FileCall::kWrite;
-    added.file = file_;
-    added.offset = operation.offset;
-    added.memory = std::move(operation.memory);
+    FileOperation& added = operations.emplace_back(operation_of(FileCall::kWrite, operation));
     ++call->operations_left;
     added.done = [this, call, of_blocks = std::move(of_blocks)](int error) {
       for (size_t block : of_blocks) {
         int none = 0;
         if (error != 0) call->errors[block].compare_exchange_strong(none, error);
         if (--call->left[block] > 0 || call->errors[block] != 0) continue;
-        const std::byte* const data = call->blocks[block].data;
         for (int64_t piece = 0; piece < geometry_.pieces; ++piece) {
-          call->checksums[block].push_back(
-              checksum(data + piece * geometry_.piece_stride(), static_cast<size_t>(geometry_.piece_bytes)));
+          call->checksums[block].push_back(checksum_of(call->blocks[block], piece));
         }
       }
       end_write_operation(call);
@@ -678,6 +721,10 @@ BlockFileCounters LocalBlockFile::counters() const {
   counters.log_bytes = log.bytes;
   counters.compactions = log.compactions;
   counters.engine = queue_->engine();
+  const RegisteredMemory registered = queue_->registered();
+  counters.registered_operations = registered.calls;
+  counters.registered_bytes = registered.bytes;
+  if (registered.error != 0) counters.unregistered = text_of(registered.error);
   return counters;
 }
 
@@ -717,7 +764,11 @@ Result<std::unique_ptr<BlockFile>> BlockFile::open(const BlockFileOptions& optio
     return storage_error(path + " cannot have its size", errno);
   }
   make_direct(file.file);
-  Result<std::unique_ptr<FileQueue>> queue = FileQueue::make({.engine = options.engine});
+  FileQueueOptions queue_options{.engine = options.engine, .memory = options.memory};
+  // A block lies in one part.
+  const auto block_bytes = static_cast<size_t>(geometry.block_bytes());
+  queue_options.part_bytes = std::max<size_t>(1, queue_options.part_bytes / block_bytes) * block_bytes;
+  Result<std::unique_ptr<FileQueue>> queue = FileQueue::make(queue_options);
   if (!queue.ok()) return storage_error(options.folder + ": " + queue.status().message());
   auto made = std::make_unique<LocalBlockFile>(options, std::exchange(file.file, -1), slots, std::move(log.value()),
                                                std::move(queue.value()));

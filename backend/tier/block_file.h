@@ -26,6 +26,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -60,18 +61,25 @@ struct BlockFileOptions {
   Durability durability = Durability::kNone;
   double group_seconds = 1;
   FileEngine engine = FileEngine::kAuto;
+  // Where most blocks are read to and written from, on a page border; it must outlive the file.
+  // io_uring registers it as it is used, as far as the system allows. Empty: none.
+  std::span<std::byte> memory{};
 };
 
+// Where a block's bytes are in memory: at `data`, as in its slot; or scattered, in equal parts of
+// each piece, in order. All are on page borders. Scattered pieces have no gaps between them in the
+// slot, and their parts are whole pages.
 struct BlockWrite {
   int64_t slot = 0;
-  const std::byte* data = nullptr;  // block_bytes(), on a page border
-  StoredBlock block;                // its slot is not looked at
+  const std::byte* data = nullptr;  // block_bytes()
+  StoredBlock block{};              // its slot is not looked at
+  std::vector<std::byte*> parts{};  // instead of data
 };
 
 struct BlockRead {
   int64_t slot = 0;
-  // of the whole block, on a page border; only pieces asked for are written
-  std::byte* data = nullptr;
+  std::byte* data = nullptr;        // of the whole block; only pieces asked for are written
+  std::vector<std::byte*> parts{};  // instead of data
 };
 
 struct BlockResult {
@@ -86,6 +94,7 @@ struct BlockFileCounters {
 
   bool quarantined = false;  // the disk failed; nothing is read or written any more
   const char* engine = "";
+  std::string unregistered;  // why memory is not registered; empty if nothing was refused
 };
 
 class BlockFile {
@@ -107,7 +116,7 @@ class BlockFile {
   virtual void give(int64_t slot) = 0;
   // Writes blocks to slots that were taken, and publishes them; a block that was in such a slot is
   // gone at once. Neighbouring slots share operations of the system. Blocks that fail are not
-  // published; their slots stay taken.
+  // published; their slots stay taken. All blocks of a call have as many parts; so for read().
   virtual void write(std::vector<BlockWrite> blocks, Done done) = 0;
   // Reads pieces [first_piece, first_piece + pieces) of blocks, and verifies them.
   virtual void read(std::vector<BlockRead> blocks, int64_t first_piece, int64_t pieces, Done done) = 0;

@@ -7,6 +7,11 @@
 // Two engines move the bytes: io_uring, or threads that call preadv and pwritev. Containers often
 // forbid io_uring, so it is tried when a queue is made.
 //
+// io_uring looks up and pins the pages of each call, unless it knows the memory. So the queue
+// registers `options.memory`, part by part, when an operation first lies in a part. Registered
+// pages stay in memory, and count against RLIMIT_MEMLOCK. At the first refusal the queue goes on
+// with the parts that it has.
+//
 //   Result<std::unique_ptr<FileQueue>> queue = FileQueue::make({.engine = FileEngine::kAuto});
 //   queue.value()->submit(std::move(operations));
 //   queue.value()->drain();
@@ -22,6 +27,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -50,6 +56,17 @@ struct FileQueueOptions {
   FileEngine engine = FileEngine::kAuto;
   int depth = 32;   // operations in flight, at most; at least 1
   int threads = 2;  // that call `done`, with io_uring; at least 1
+  // Where most operations have their memory; it must outlive the queue. Parts of `part_bytes`, on
+  // page borders, are registered. Empty: none is.
+  std::span<std::byte> memory{};
+  size_t part_bytes = size_t{16} << 20;
+};
+
+// What a queue has registered of its memory.
+struct RegisteredMemory {
+  int64_t bytes = 0;
+  int64_t calls = 0;  // of the system, whose bytes all lay in one registered part
+  int error = 0;      // an errno: why no more is registered; 0 if nothing was refused
 };
 
 class FileQueue {
@@ -66,6 +83,7 @@ class FileQueue {
   virtual const char* engine() const = 0;
   int64_t calls() const { return calls_; }                // of the system, repeated ones included
   int most_in_flight() const { return most_in_flight_; }  // so far
+  virtual RegisteredMemory registered() const { return {}; }
 
  protected:
   // One operation, from submit() until its `done` has returned.

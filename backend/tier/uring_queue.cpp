@@ -35,7 +35,62 @@ constexpr ssize_t kKeptBytes = ssize_t{512} << 10;
 // So many completions are taken at once.
 constexpr size_t kMostTaken = 16;
 
+// The kernel's limits of a table of registered memory, and of an entry.
+constexpr size_t kMostParts = size_t{1} << 14;
+constexpr size_t kMostPartBytes = size_t{1} << 30;
+
 bool is_passing(int error) { return error == -EINTR || error == -EAGAIN || error == -EBUSY; }
+
+// The parts of the queue's memory that a ring has registered. Thread safety: one thread at a time,
+// but counts() is for any.
+class RegisteredParts {
+ public:
+  // Without a table, which old kernels lack, no part is registered.
+  void open(io_uring& ring, std::span<std::byte> memory, size_t part_bytes) {
+    if (memory.empty()) return;
+    memory_ = memory;
+    part_bytes_ = std::clamp(part_bytes, size_t{4096}, kMostPartBytes);
+    states_.resize(std::min((memory.size() + part_bytes_ - 1) / part_bytes_, kMostParts));
+    const std::vector<iovec> empty(states_.size());
+    note(io_uring_register_buffers(&ring, empty.data(), static_cast<unsigned>(empty.size())));
+  }
+
+  // The part in which the bytes lie, which is registered if it can be; none: -1.
+  int find(io_uring& ring, const iovec& bytes) {
+    const size_t offset = reinterpret_cast<uintptr_t>(bytes.iov_base) - reinterpret_cast<uintptr_t>(memory_.data());
+    if (offset >= memory_.size() || bytes.iov_len > memory_.size() - offset) return -1;
+    const size_t part = offset / part_bytes_;
+    if (part >= states_.size() || offset % part_bytes_ + bytes.iov_len > part_bytes_) return -1;
+    if (states_[part] == 0 && error_ == 0) add(ring, part);
+    if (states_[part] == 0) return -1;
+    ++calls_;
+    return static_cast<int>(part);
+  }
+
+  RegisteredMemory counts() const { return {bytes_, calls_, error_}; }
+
+ private:
+  void note(int result) {
+    if (result < 0 && !is_passing(result)) error_ = -result;
+  }
+
+  void add(io_uring& ring, size_t part) {
+    const size_t begin = part * part_bytes_;
+    const iovec range{memory_.data() + begin, std::min(part_bytes_, memory_.size() - begin)};
+    __u64 tag = 0;
+    const int added = io_uring_register_buffers_update_tag(&ring, static_cast<unsigned>(part), &range, &tag, 1);
+    note(added);
+    if (added != 1) return;
+    states_[part] = 1;
+    bytes_ += static_cast<int64_t>(range.iov_len);
+  }
+
+  std::span<std::byte> memory_;
+  size_t part_bytes_ = 1;
+  std::vector<uint8_t> states_;  // of parts; 1: registered
+  std::atomic<int64_t> bytes_{0}, calls_{0};
+  std::atomic<int> error_{0};
+};
 
 class UringQueue : public FileQueue {
  public:
@@ -57,7 +112,7 @@ class UringQueue : public FileQueue {
   }
 
   // Returns 0 or an errno. A filter may allow to make a ring, but not to use it.
-  int start(int depth, int threads) {
+  int start(int depth, int threads, std::span<std::byte> memory, size_t part_bytes) {
     if (const int error = setup_error) return error;
     if (const int error = io_uring_queue_init(static_cast<unsigned>(depth + 1), &ring_, 0)) return -error;
     has_ring_ = true;
@@ -71,6 +126,7 @@ class UringQueue : public FileQueue {
     io_uring_cqe* completion = nullptr;
     if (const int error = io_uring_peek_cqe(&ring_, &completion)) return -error;
     io_uring_cqe_seen(&ring_, completion);
+    parts_.open(ring_, memory, part_bytes);
     // Wakes the thread that waits when the queue ends, whatever the ring's state.
     io_uring_sqe* const entry = io_uring_get_sqe(&ring_);
     io_uring_prep_poll_add(entry, stop_, POLLIN);
@@ -87,6 +143,7 @@ class UringQueue : public FileQueue {
   }
 
   const char* engine() const override { return "io_uring"; }
+  RegisteredMemory registered() const override { return parts_.counts(); }
 
  private:
   void begin(const std::vector<Request*>& requests, Refused& refused) override {
@@ -115,7 +172,7 @@ class UringQueue : public FileQueue {
     }
   }
 
-  static void prepare_entry(io_uring_sqe* entry, Request& request) {
+  void prepare_entry(io_uring_sqe* entry, Request& request) {
     if (request.asked == 0) {
       io_uring_prep_nop(entry);
       return;
@@ -123,6 +180,13 @@ class UringQueue : public FileQueue {
     const std::span<const iovec> parts = request.parts();
     const auto offset = static_cast<uint64_t>(request.offset);
     const bool is_read = request.operation.call == FileCall::kRead;
+    const int part = parts.size() == 1 ? parts_.find(ring_, parts[0]) : -1;
+    if (part >= 0) {
+      const auto bytes = static_cast<unsigned>(parts[0].iov_len);
+      is_read ? io_uring_prep_read_fixed(entry, request.operation.file, parts[0].iov_base, bytes, offset, part)
+              : io_uring_prep_write_fixed(entry, request.operation.file, parts[0].iov_base, bytes, offset, part);
+      return;
+    }
     (is_read ? io_uring_prep_readv : io_uring_prep_writev)(entry, request.operation.file, parts.data(),
                                                            static_cast<unsigned>(parts.size()), offset);
   }
@@ -205,6 +269,7 @@ class UringQueue : public FileQueue {
   std::mutex sharing_;
   std::deque<Completion> shared_;  // guarded by sharing_
   std::condition_variable help_;
+  RegisteredParts parts_;          // find() is guarded by mutex_
   std::vector<Request*> entered_;  // in the ring, not yet with the system; guarded by mutex_
   int broken_ = 0;                 // errno of a submission that failed; guarded by mutex_
   std::vector<std::thread> threads_;
@@ -220,7 +285,8 @@ std::variant<std::unique_ptr<FileQueue>, int> make_uring_queue([[maybe_unused]] 
 #ifdef HETERO_WITH_URING
   const int depth = std::clamp(options.depth, 1, kMostDepth);
   auto queue = std::make_unique<UringQueue>(depth);
-  if (const int error = queue->start(depth, std::max(1, options.threads))) return error;
+  if (const int error = queue->start(depth, std::max(1, options.threads), options.memory, options.part_bytes))
+    return error;
   return queue;
 #else
   return ENOSYS;

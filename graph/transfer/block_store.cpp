@@ -66,9 +66,10 @@ struct Filler {
 // Neighbouring blocks of a request that come the same way.
 struct Fragment {
   Tier from;
+  bool is_direct;    // from the disk past host memory
   int64_t position;  // in the request
   std::vector<NodeId> nodes;
-  std::vector<int64_t> places;  // in host memory
+  std::vector<int64_t> places;  // in host memory; none if it is direct
 };
 
 // `distinct`: they are written.
@@ -166,7 +167,9 @@ class BlockStore::Impl {
     if (index_.state(node, tier) == BlockState::kFilling) plan.joins.push_back({node, tier, position});
   }
   static uint64_t filler_key(NodeId node, Tier tier) { return uint64_t{node} * kTiers + static_cast<uint64_t>(tier); }
-  void wait_for_room(std::unique_lock<std::mutex>& lock, int64_t count,
+  // Whether a block comes from the disk past host memory, if the caller wants that.
+  bool is_read_past(NodeId node) const { return source_of(node) == Tier::kDisk; }
+  void wait_for_room(std::unique_lock<std::mutex>& lock, int64_t count, bool past_host,
                      backend::FunctionRef<std::span<const NodeId>()> path_of);
   std::vector<int64_t> take_places(int64_t count);
   std::optional<int64_t> take_slot();
@@ -183,11 +186,12 @@ class BlockStore::Impl {
   StoredBlock name_of_slot(int64_t slot) const;
 
   void plan_get(Plan& plan, std::span<const NodeId> path, const DeviceBlocks* memory, std::span<const int64_t> blocks,
-                int32_t layer_granularity);
+                const GetOptions& options);
   void plan_put(Plan& plan, std::span<const int32_t> tokens, std::vector<NodeId>& path, const DeviceBlocks& memory,
                 std::span<const int64_t> blocks);
   bool is_worth(Tier tier, int64_t blocks) const;
-  std::vector<Fragment> fragments_of(Plan& plan, std::span<const NodeId> path);
+  std::vector<Fragment> fragments_of(Plan& plan, std::span<const NodeId> path, const DeviceBlocks* memory,
+                                     bool past_host);
   int64_t blocks_of_chunk(int32_t layers) const;
   void add_writes(Plan& plan, std::span<const NodeId> nodes, std::span<const int64_t> places, int64_t position,
                   std::span<const uint32_t> after, bool to_disk, bool to_remote);
@@ -225,7 +229,8 @@ class BlockStore::Impl {
 // Until host memory has places for the blocks of a request that it lacks, or the requests that came
 // before it have ended. Those that come later cannot keep it waiting. `path_of` finds its known
 // blocks, of `count`; others may forget blocks meanwhile. What it found last is true at the end.
-void BlockStore::Impl::wait_for_room(std::unique_lock<std::mutex>& lock, int64_t count,
+// `past_host`: blocks of the disk need no place.
+void BlockStore::Impl::wait_for_room(std::unique_lock<std::mutex>& lock, int64_t count, bool past_host,
                                      backend::FunctionRef<std::span<const NodeId>()> path_of) {
   const uint64_t later = next_request_;
   finished_.wait(lock, [&] {
@@ -233,7 +238,7 @@ void BlockStore::Impl::wait_for_room(std::unique_lock<std::mutex>& lock, int64_t
     if (running_.empty() || *running_.begin() >= later) return true;
     int64_t lacking = count, own = 0;
     for (const NodeId node : path) {
-      lacking -= is_in(node, Tier::kHost);
+      lacking -= is_in(node, Tier::kHost) || (past_host && is_read_past(node));
       own += index_.pins(node, Tier::kHost) > 0;
     }
     const int64_t needed = std::min(lacking, places_ - own);
@@ -367,6 +372,7 @@ Status BlockStore::Impl::open_disk() {
   options.most_bytes = options_.disk_bytes;
   options.durability = options_.durability;
   options.engine = options_.engine;
+  options.memory = {host_->data(), static_cast<size_t>(places_ * geometry_.block_bytes())};
   std::vector<int64_t> unknown;
   Result<std::unique_ptr<BlockFile>> file = BlockFile::open(options, [&](const StoredBlock& block) {
     const auto parent = known.find(block.parent);
@@ -384,10 +390,12 @@ Status BlockStore::Impl::open_disk() {
   file_ = std::move(file.value());
   for (const int64_t slot : unknown) file_->erase(slot);
   disk_lane_.emplace(
-      *file_, geometry_, host_->data(), [this](int64_t slot) { return name_of_slot(slot); },
+      *file_, geometry_, host_->data(), device_lane_, [this](int64_t slot) { return name_of_slot(slot); },
       [this](const std::vector<int64_t>& slots) { report_missing(Tier::kDisk, slots); });
-  scheduler_.set_lane(TransferType::kDisk2H, *disk_lane_);
-  scheduler_.set_lane(TransferType::kH2Disk, *disk_lane_);
+  for (const TransferType type :
+       {TransferType::kDisk2H, TransferType::kH2Disk, TransferType::kDisk2D, TransferType::kD2Disk}) {
+    scheduler_.set_lane(type, *disk_lane_);
+  }
   return Status();
 }
 
@@ -466,7 +474,11 @@ int64_t BlockStore::Impl::blocks_of_chunk(int32_t layers) const {
 
 // 1. Blocks in host memory are held, so that no other takes their places.
 // 2. Places are taken for the others, as far as there are some and loading is worth it.
-std::vector<Fragment> BlockStore::Impl::fragments_of(Plan& plan, std::span<const NodeId> path) {
+// 3. Blocks of the disk without a place are read past host memory, if the caller's can have them.
+std::vector<Fragment> BlockStore::Impl::fragments_of(Plan& plan, std::span<const NodeId> path,
+                                                     const DeviceBlocks* memory, bool past_host) {
+  const bool may_be_direct = memory != nullptr && memory->is_direct();
+  past_host = past_host && may_be_direct;
   std::vector<Tier> from;
   for (const NodeId node : path) {
     const Tier tier = source_of(node);
@@ -484,25 +496,31 @@ std::vector<Fragment> BlockStore::Impl::fragments_of(Plan& plan, std::span<const
     }
     i = end;
   }
-  const int64_t needed = std::ranges::count_if(from, [](Tier tier) { return tier != Tier::kHost; });
-  const std::vector<int64_t> taken = take_places(needed);
+  const auto needs_place = [&](Tier tier) { return tier != Tier::kHost && !(past_host && tier == Tier::kDisk); };
+  const std::vector<int64_t> taken = take_places(std::ranges::count_if(from, needs_place));
   size_t next = 0;
   std::vector<Fragment> fragments;
   for (size_t i = 0; i < from.size(); ++i) {
-    if (from[i] != Tier::kHost && next == taken.size()) {
+    const bool lacks_place = needs_place(from[i]) && next == taken.size();
+    const bool is_direct = from[i] == Tier::kDisk && may_be_direct && (past_host || lacks_place);
+    if (lacks_place && !is_direct) {
       counters_.no_room += static_cast<int64_t>(from.size() - i);
       plan.cut = Status(ErrorClass::kResource, "kv: host memory has no room for the other blocks");
       break;
     }
-    const int64_t place = from[i] == Tier::kHost ? index_.place(path[i], Tier::kHost) : taken[next++];
-    if (from[i] == Tier::kHost) {
+    const int64_t place = is_direct ? -1 : from[i] == Tier::kHost ? index_.place(path[i], Tier::kHost) : taken[next++];
+    if (is_direct) {
+      ++counters_.read_past_host;
+    } else if (from[i] == Tier::kHost) {
       // An upload waits for its data itself.
       if (plan.graph.target() == Tier::kHost) join(plan, path[i], Tier::kHost, plan.end);
     } else {
       index_.begin_fill(path[i], Tier::kHost, place);
       pin(plan, path[i], Tier::kHost);
     }
-    if (fragments.empty() || fragments.back().from != from[i]) fragments.push_back({from[i], plan.end, {}, {}});
+    if (fragments.empty() || fragments.back().from != from[i] || fragments.back().is_direct != is_direct) {
+      fragments.push_back({from[i], is_direct, plan.end, {}, {}});
+    }
     fragments.back().nodes.push_back(path[i]);
     fragments.back().places.push_back(place);
     ++plan.end;
@@ -553,9 +571,10 @@ void BlockStore::Impl::add_writes(Plan& plan, std::span<const NodeId> nodes, std
 }
 
 void BlockStore::Impl::plan_get(Plan& plan, std::span<const NodeId> path, const DeviceBlocks* memory,
-                                std::span<const int64_t> blocks, int32_t layer_granularity) {
+                                std::span<const int64_t> blocks, const GetOptions& options) {
   counters_.asked += std::ssize(path);
-  const std::vector<Fragment> fragments = fragments_of(plan, path);
+  const std::vector<Fragment> fragments = fragments_of(plan, path, memory, options.past_host);
+  const int32_t layer_granularity = options.layer_granularity;
   const auto layers = static_cast<int32_t>(geometry_.pieces);
   const int32_t step = layer_granularity == 0 ? layers : layer_granularity;
   // Layers of blocks that are there need no pieces: each copy costs the link's latency.
@@ -575,7 +594,9 @@ void BlockStore::Impl::plan_get(Plan& plan, std::span<const NodeId> path, const 
         const size_t end = std::min(begin + chunk, fragment.nodes.size());
         const int64_t position = fragment.position + static_cast<int64_t>(begin);
         TransferOp up{.type = TransferType::kH2D};
-        TransferOp read{.type = fragment.from == Tier::kDisk ? TransferType::kDisk2H : TransferType::kRemote2H};
+        TransferOp read{.type = fragment.is_direct             ? TransferType::kDisk2D
+                                : fragment.from == Tier::kDisk ? TransferType::kDisk2H
+                                                               : TransferType::kRemote2H};
         for (size_t i = begin; i < end; ++i) {
           append_block(up.source, fragment.places[i]);
           append_block(read.destination, fragment.places[i]);
@@ -584,6 +605,7 @@ void BlockStore::Impl::plan_get(Plan& plan, std::span<const NodeId> path, const 
             append_block(up.destination, memory->base + blocks[static_cast<size_t>(fragment.position) + i]);
           }
         }
+        if (fragment.is_direct) read.destination = up.destination;
         for (TransferOp* const op : {&up, &read}) {
           op->position = position;
           op->layer_id = layer;
@@ -603,7 +625,7 @@ void BlockStore::Impl::plan_get(Plan& plan, std::span<const NodeId> path, const 
         } else if (fragment.from == Tier::kRemote) {
           source = written[position].front();
         }
-        if (memory != nullptr) {
+        if (memory != nullptr && !fragment.is_direct) {
           const uint32_t upload = plan.graph.add_op(std::move(up));
           if (source.has_value()) plan.graph.add_dependency(*source, upload);
         }
@@ -611,6 +633,7 @@ void BlockStore::Impl::plan_get(Plan& plan, std::span<const NodeId> path, const 
     }
   }
   for (const Fragment& fragment : fragments) {
+    if (fragment.is_direct) continue;
     const size_t chunk = chunk_of(fragment);
     for (size_t begin = 0; begin < fragment.nodes.size(); begin += chunk) {
       const size_t end = std::min(begin + chunk, fragment.nodes.size());
@@ -653,6 +676,10 @@ void BlockStore::Impl::plan_put(Plan& plan, std::span<const int32_t> tokens, std
   const TransferOp empty{.type = TransferType::kD2H, .priority = TransferPriority::kPut};
   TransferOp down = empty;
   Fill fill{{}, Tier::kHost, {}};
+  // Blocks that go to the disk past host memory.
+  const TransferOp empty_past{.type = TransferType::kD2Disk, .priority = TransferPriority::kPut};
+  TransferOp past = empty_past;
+  Fill past_fill{{}, Tier::kDisk, {}};
   const auto flush_copy = [&] {
     if (fill.nodes.empty()) return;
     down.bytes = bytes_of(fill.nodes.size(), 0);
@@ -670,11 +697,57 @@ void BlockStore::Impl::plan_put(Plan& plan, std::span<const int32_t> tokens, std
     places.clear();
     copies.clear();
   };
+  const auto flush_past = [&] {
+    if (past_fill.nodes.empty()) return;
+    past.bytes = bytes_of(past_fill.nodes.size(), 0);
+    past_fill.ops = {plan.graph.add_op(std::exchange(past, empty_past))};
+    plan.fills.push_back(std::exchange(past_fill, Fill{{}, Tier::kDisk, {}}));
+  };
+  const bool may_go_past = file_ != nullptr && options_.disk_after_hits == 0 && memory.is_direct();
+  // Whether the disk has the block, or will have it by way of this request.
+  const auto goes_past = [&](NodeId& node, size_t i) {
+    if (!may_go_past) return false;
+    const BlockState there = node == BlockIndex::kNone ? BlockState::kAbsent : index_.state(node, Tier::kDisk);
+    if (there == BlockState::kReady) {
+      pin(plan, node, Tier::kDisk);
+      flush_past();  // a transfer's blocks are neighbours in the request
+      return true;
+    }
+    const std::optional<int64_t> slot =
+        there != BlockState::kAbsent || file_->counters().quarantined ? std::nullopt : take_slot();
+    if (!slot.has_value()) return false;
+    if (node == BlockIndex::kNone) {
+      node = index_.insert(i == 0 ? BlockIndex::kRoot : path[i - 1], block_of(tokens, i));
+      path.push_back(node);
+    }
+    index_.begin_fill(node, Tier::kDisk, *slot);
+    pin(plan, node, Tier::kDisk);
+    slots_[*slot] = node;
+    if (past_fill.nodes.empty()) past.position = static_cast<int64_t>(i);
+    append_block(past.source, memory.base + blocks[i]);
+    append_block(past.destination, *slot);
+    past_fill.nodes.push_back(node);
+    ++counters_.stored;
+    ++counters_.written_past_host;
+    if (remote_ != nullptr && index_.state(node, Tier::kRemote) == BlockState::kAbsent) {
+      plan.unwritten = Status(ErrorClass::kResource, "kv: host memory has no room for what the remote store lacks");
+    }
+    if (past_fill.nodes.size() == chunk) flush_past();
+    return true;
+  };
   for (size_t i = 0; i < count; ++i) {
     NodeId node = i < path.size() ? path[i] : BlockIndex::kNone;
     const bool is_here = node != BlockIndex::kNone && is_in(node, Tier::kHost);
     if (!is_here) {
       const bool is_going = node != BlockIndex::kNone && index_.state(node, Tier::kHost) != BlockState::kAbsent;
+      if (!is_going && next == taken.size()) {
+        flush();
+        if (goes_past(node, i)) {
+          ++plan.end;
+          continue;
+        }
+      }
+      flush_past();
       if (is_going || next == taken.size()) {
         counters_.no_room += static_cast<int64_t>(count - i);
         plan.cut = Status(ErrorClass::kResource, "kv: host memory has no room for the other blocks");
@@ -692,6 +765,7 @@ void BlockStore::Impl::plan_put(Plan& plan, std::span<const int32_t> tokens, std
       fill.nodes.push_back(node);
       ++counters_.stored;
     } else {
+      flush_past();
       join(plan, node, Tier::kHost, plan.end);
       flush_copy();  // a transfer's blocks are neighbours in the request
     }
@@ -701,6 +775,7 @@ void BlockStore::Impl::plan_put(Plan& plan, std::span<const int32_t> tokens, std
     if (nodes.size() == chunk) flush();
   }
   flush();
+  flush_past();
   for (; next < taken.size(); ++next) {
     free_places_.give(static_cast<uint64_t>(taken[next]), 1);
     --used_places_;
@@ -746,8 +821,9 @@ std::shared_ptr<BlockRequest> BlockStore::Impl::get(BlockStore& store, const std
   std::unique_lock lock(mutex_);
   ++(memory == nullptr ? counters_.prefetches : counters_.gets);
   const std::span<const NodeId> asked = std::span(path).subspan(static_cast<size_t>(options.first_block));
-  wait_for_room(lock, std::ssize(asked), [&] { return asked; });
-  plan_get(*plan, asked, memory.get(), blocks, options.layer_granularity);
+  const bool past_host = options.past_host && memory != nullptr && memory->is_direct();
+  wait_for_room(lock, std::ssize(asked), past_host, [&] { return asked; });
+  plan_get(*plan, asked, memory.get(), blocks, options);
   std::shared_ptr<BlockRequest> request = enqueue(store, plan, memory);
   lock.unlock();
   request->first_block_ = options.first_block;
@@ -765,7 +841,7 @@ std::shared_ptr<BlockRequest> BlockStore::Impl::put(BlockStore& store, std::span
   const std::span<const int32_t> whole = tokens.first(count * static_cast<size_t>(geometry_.tokens));
   std::vector<NodeId> path;
   path.reserve(count);
-  wait_for_room(lock, static_cast<int64_t>(count), [&] {
+  wait_for_room(lock, static_cast<int64_t>(count), false, [&] {
     path.clear();
     index_.match(whole, path);
     return std::span<const NodeId>(path);
@@ -835,6 +911,8 @@ BlockStoreCounters BlockStore::Impl::counters() const {
   counters.host_used = used_places_;
   counters.pinned = index_.counts(Tier::kHost).pinned;
   counters.copies = device_lane_.copies();
+  counters.gathers = device_lane_.gathers();
+  counters.scatters = device_lane_.scatters();
   if (file_ != nullptr) {
     counters.disk = file_->counters();
     counters.disk_bandwidth = disk_lane_->reads().bandwidth();
@@ -873,7 +951,7 @@ int64_t BlockRequest::wait() {
   }
   int64_t blocks = end_;
   for (const TransferOp& op : ops) {
-    if (destination_tier(op.type) != run_->graph().target() || state_of(op) == TransferState::kCompleted) continue;
+    if (!run_->graph().delivers(op) || state_of(op) == TransferState::kCompleted) continue;
     blocks = std::min(blocks, op.position);
   }
   for (const Joined& other : joined_) {
@@ -916,7 +994,7 @@ Status BlockRequest::wait_for_layer(int32_t layer) {
 
 Status BlockRequest::wait_for_layer(int32_t layer, backend::Queue& queue) {
   for (const TransferOp& op : run_->graph().ops()) {
-    if (op.type != TransferType::kH2D) continue;
+    if (destination_tier(op.type) != Tier::kDevice) continue;
     if (op.layer_granularity != 0 && (layer < op.layer_id || layer >= op.layer_id + op.layer_granularity)) continue;
     const std::shared_ptr<backend::Event> event = store_->impl_->device_lane_.event_of(op);
     if (event == nullptr) return wait_for_layer(layer);

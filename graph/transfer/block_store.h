@@ -19,6 +19,9 @@
 // PUT. Blocks that host memory lacks are copied there. Then the request is done; what the disk and
 // the remote store lack is written behind it. wait_completely() waits for these writes too.
 //
+// If host memory has no room, and the caller's memory is one that a file is read into directly,
+// blocks go between it and the disk, past host memory.
+//
 // The bytes that arrive are those that were put, or nothing: the disk and the remote store verify
 // checksums, tokens are compared, and a request reports the prefix that it delivered. A tier that
 // fails is not used; the others go on.
@@ -106,7 +109,7 @@ class BlockMatch {
 class BlockRequest {
  public:
   // Until the request is done: the tokens at the beginning of the request whose blocks were all
-  // delivered. For a PUT, those that are in host memory now.
+  // delivered. For a PUT, those that are in host memory now, or on the disk if it had no room.
   int64_t wait();
   // The same, and why it is not all; ok where it is.
   Status status();
@@ -146,6 +149,9 @@ class BlockRequest {
 struct GetOptions {
   int64_t first_block = 0;        // the caller has those before it
   int32_t layer_granularity = 0;  // layers of a transfer; 0: all
+  // Blocks of the disk are read into the caller's memory itself, if it can be
+  // (DeviceBlocks::is_direct), and host memory keeps no copy.
+  bool past_host = false;
 };
 
 class BlockStore {

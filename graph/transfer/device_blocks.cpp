@@ -1,9 +1,12 @@
 #include "graph/transfer/device_blocks.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <string>
 #include <utility>
+
+#include "backend/device/piece_copies.h"
 
 namespace hetero::graph {
 namespace {
@@ -43,6 +46,30 @@ Status DeviceBlocks::check(const backend::BlockGeometry& geometry) const {
     if (layer.keys == nullptr || layer.values == nullptr) return wrong("a layer has no memory");
   }
   return Status();
+}
+
+bool DeviceBlocks::is_direct() const {
+  if (device != nullptr && !(device->capabilities().host_accessible && device->capabilities().inline_queues)) {
+    return false;
+  }
+  constexpr int64_t kPage = backend::BlockGeometry::kPageBytes;
+  if (row_bytes % kPage != 0 || block_stride % kPage != 0 || (rows > 1 && row_stride % kPage != 0)) return false;
+  return std::ranges::all_of(layers, [](const Layer& layer) {
+    return reinterpret_cast<uintptr_t>(layer.keys) % kPage == 0 &&
+           reinterpret_cast<uintptr_t>(layer.values) % kPage == 0;
+  });
+}
+
+std::vector<std::byte*> DeviceBlocks::rows_of(int64_t block) const {
+  std::vector<std::byte*> parts;
+  for (const Layer& layer : layers) {
+    for (std::byte* const half : {layer.keys, layer.values}) {
+      for (int64_t row = 0; row < rows; ++row) {
+        parts.push_back(half + (block - base) * block_stride + row * row_stride);
+      }
+    }
+  }
+  return parts;
 }
 
 std::vector<backend::CopyRange> copies_of(const TransferOp& op, const DeviceBlocks& blocks,
@@ -96,25 +123,29 @@ void DeviceLane::add(const std::shared_ptr<DeviceBlocks>& blocks) {
   std::erase_if(memories_, [](const auto& memory) { return memory.second.expired(); });
 }
 
-// The copies, and an event behind them. A queue that other devices' events cannot be put on waits.
+// The copies, by a kernel where they are many and small, and an event behind them. A queue that
+// other devices' events cannot be put on waits.
 Result<std::shared_ptr<backend::Event>> DeviceLane::submit(const TransferOp& op, const DeviceBlocks& blocks) {
   const std::vector<backend::CopyRange> ranges = copies_of(op, blocks, geometry_, host_);
   copies_.fetch_add(std::ssize(ranges), std::memory_order_relaxed);
   backend::Queue& queue =
       blocks.device->queue(is_into_device(op) ? backend::QueueKind::kHostToDevice : backend::QueueKind::kDeviceToHost);
   std::shared_ptr<backend::Event> event = blocks.device->create_event();
-  if (Status status = queue.copy_batch(ranges); !status.ok()) return status;
+  const Result<bool> by_kernel = backend::copy_scattered(queue, ranges);
+  if (!by_kernel.ok()) return by_kernel.status();
+  if (by_kernel.value()) (is_into_device(op) ? scatters_ : gathers_).fetch_add(1, std::memory_order_relaxed);
   if (Status status = queue.record(*event); !status.ok()) return status;
   return event;
 }
 
+std::shared_ptr<DeviceBlocks> DeviceLane::find(const TransferOp& op) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = memories_.find(device_side(op).front().first / kSpan);
+  return found == memories_.end() ? nullptr : found->second.lock();
+}
+
 void DeviceLane::start(const TransferOp& op, TransferDone done) {
-  Job job{&op, done, nullptr, nullptr, Status()};
-  {
-    const std::lock_guard lock(mutex_);
-    const auto found = memories_.find(device_side(op).front().first / kSpan);
-    if (found != memories_.end()) job.blocks = found->second.lock();
-  }
+  Job job{&op, done, find(op), nullptr, Status()};
   if (job.blocks == nullptr) return done(Status(ErrorClass::kInternal, "kv: the device's blocks are gone"));
   if (job.blocks->device != nullptr) {
     Result<std::shared_ptr<backend::Event>> event = submit(op, *job.blocks);

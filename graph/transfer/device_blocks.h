@@ -12,7 +12,8 @@
 //
 // Copies of one transfer are merged where both sides are contiguous. In host memory a few threads
 // copy, the most urgent transfer first. On a device they are one batch on its copy queue of that
-// direction, followed by an event, for which the device's other queues can wait.
+// direction, or, many and small, one gather or scatter kernel (piece_copies.h). An event follows,
+// for which the device's other queues can wait.
 //
 // Thread safety: any thread. Ownership: DeviceBlocks live until their transfers have ended.
 
@@ -48,6 +49,12 @@ struct DeviceBlocks {
 
   // Errors: kUsage if these are not blocks of this geometry.
   Status check(const backend::BlockGeometry& geometry) const;
+  // Whether a file is read straight into these blocks, and written from them: the host reaches the
+  // memory as soon as a queue has been given what changes it, and rows are whole pages. REQUIRES:
+  // check().
+  bool is_direct() const;
+  // The rows of a block, layer by layer, keys before values: the parts of BlockRead and BlockWrite.
+  std::vector<std::byte*> rows_of(int64_t block) const;
   int64_t base = -1;  // the number of block 0, which DeviceLane::add() sets
 };
 
@@ -63,6 +70,8 @@ class DeviceLane final : public TransferLane {
 
   // Gives the blocks their numbers, unless they have some.
   void add(const std::shared_ptr<DeviceBlocks>& blocks);
+  // The memory of the op's blocks; null if it is gone.
+  std::shared_ptr<DeviceBlocks> find(const TransferOp& op) const;
 
   void start(const TransferOp& op, TransferDone done) override;
   // The event behind a transfer on a device's queue: null if it has not begun, or needs none.
@@ -70,6 +79,9 @@ class DeviceLane final : public TransferLane {
   void forget(uint64_t graph_id);
 
   int64_t copies() const { return copies_.load(std::memory_order_relaxed); }
+  // Transfers whose copies one kernel made: from a device, and to one.
+  int64_t gathers() const { return gathers_.load(std::memory_order_relaxed); }
+  int64_t scatters() const { return scatters_.load(std::memory_order_relaxed); }
 
  private:
   struct Job {
@@ -84,7 +96,7 @@ class DeviceLane final : public TransferLane {
 
   const backend::BlockGeometry geometry_;
   std::byte* const host_;
-  std::atomic<int64_t> copies_{0};
+  std::atomic<int64_t> copies_{0}, gathers_{0}, scatters_{0};
 
   mutable std::mutex mutex_;  // guards what follows
   // by base / kSpan

@@ -35,24 +35,43 @@ double Rate::bandwidth() const {
 }
 
 void DiskLane::start(const TransferOp& op, TransferDone done) {
-  const bool reads = op.type == TransferType::kDisk2H;
+  const bool reads = source_tier(op.type) == Tier::kDisk;
   const std::vector<int64_t> slots = list_blocks(reads ? op.source : op.destination);
   const std::vector<int64_t> places = list_blocks(reads ? op.destination : op.source);
-  const auto memory = [&](size_t i) { return host_ + places[i] * geometry_.block_bytes(); };
+  const bool is_direct = op.type == TransferType::kDisk2D || op.type == TransferType::kD2Disk;
+  std::shared_ptr<DeviceBlocks> memory;  // lives until the transfer has ended
+  if (is_direct) {
+    memory = device_.find(op);
+    if (memory == nullptr) return done(Status(ErrorClass::kInternal, "kv: the device's blocks are gone"));
+    if (!memory->is_direct()) {
+      return done(Status(ErrorClass::kUsage, "kv: a file cannot be read into this memory, or written from it"));
+    }
+  }
+  // Adds a block, whose memory is set.
+  const auto add = [&](auto& blocks, size_t i) {
+    auto& block = blocks.emplace_back();
+    block.slot = slots[i];
+    if (is_direct) {
+      block.parts = memory->rows_of(places[i]);
+    } else {
+      block.data = host_ + places[i] * geometry_.block_bytes();
+    }
+  };
   if (!reads) {
     std::vector<backend::BlockWrite> blocks;
     for (size_t i = 0; i < slots.size(); ++i) {
-      blocks.push_back({.slot = slots[i], .data = memory(i), .block = describe_(slots[i])});
+      add(blocks, i);
+      blocks.back().block = describe_(slots[i]);
     }
-    file_.write(std::move(blocks), [done](const backend::BlockResult& result) { done(result.status); });
+    file_.write(std::move(blocks), [done, memory](const backend::BlockResult& result) { done(result.status); });
     return;
   }
   std::vector<backend::BlockRead> blocks;
-  for (size_t i = 0; i < slots.size(); ++i) blocks.push_back({.slot = slots[i], .data = memory(i)});
+  for (size_t i = 0; i < slots.size(); ++i) add(blocks, i);
   const bool all = op.layer_granularity == 0;
   reads_.begin();
   file_.read(std::move(blocks), all ? 0 : op.layer_id, all ? geometry_.pieces : op.layer_granularity,
-             [this, done, bytes = op.bytes](const backend::BlockResult& result) {
+             [this, done, memory, bytes = op.bytes](const backend::BlockResult& result) {
                reads_.end(bytes);
                if (!result.bad_slots.empty()) report_missing_(result.bad_slots);
                done(result.status);

@@ -1,4 +1,5 @@
-// The lanes between host memory and the tiers that keep blocks by key: a disk and a remote store.
+// The lanes of the tiers that keep blocks by key, a disk and a remote store: to and from host
+// memory, and past it between the disk and the caller's memory.
 //
 // A block of the disk tier is a slot of its file. A block of the remote tier is the number of its
 // node in the index, since a remote store has no places. Who asks for a transfer tells by
@@ -16,6 +17,7 @@
 
 #include "backend/tier/block_file.h"
 #include "backend/tier/remote_tier.h"
+#include "graph/transfer/device_blocks.h"
 #include "graph/transfer/job_threads.h"
 #include "graph/transfer/transfer_scheduler.h"
 
@@ -42,14 +44,16 @@ class Rate {
   double bytes_ = 0;
 };
 
-// Runs DISK2H and H2DISK.
+// Runs DISK2H and H2DISK; and DISK2D and D2DISK for memory that a file is read into directly
+// (DeviceBlocks::is_direct), which `device` knows.
 class DiskLane final : public TransferLane {
  public:
-  DiskLane(backend::BlockFile& file, const backend::BlockGeometry& geometry, std::byte* host, Describe describe,
-           ReportMissing report_missing)
+  DiskLane(backend::BlockFile& file, const backend::BlockGeometry& geometry, std::byte* host, const DeviceLane& device,
+           Describe describe, ReportMissing report_missing)
       : file_(file),
         geometry_(geometry),
         host_(host),
+        device_(device),
         describe_(std::move(describe)),
         report_missing_(std::move(report_missing)) {}
 
@@ -60,6 +64,7 @@ class DiskLane final : public TransferLane {
   backend::BlockFile& file_;
   const backend::BlockGeometry geometry_;
   std::byte* const host_;
+  const DeviceLane& device_;
   const Describe describe_;
   const ReportMissing report_missing_;
   Rate reads_;

@@ -185,7 +185,7 @@ Status TransferOpGraph::check_hazards(const std::vector<std::vector<uint64_t>>& 
 int64_t TransferOpGraph::blocks() const {
   int64_t end = 0;
   for (const TransferOp& op : ops_) {
-    if (destination_tier(op.type) == target_) end = std::max(end, op.position + block_count(op.destination));
+    if (delivers(op)) end = std::max(end, op.position + block_count(op.destination));
   }
   return end;
 }
@@ -193,7 +193,7 @@ int64_t TransferOpGraph::blocks() const {
 int64_t TransferOpGraph::usable_prefix() const {
   int64_t end = blocks();
   for (const TransferOp& op : ops_) {
-    if (destination_tier(op.type) != target_ || state_of(op) == TransferState::kCompleted) continue;
+    if (!delivers(op) || state_of(op) == TransferState::kCompleted) continue;
     end = std::min(end, op.position);
   }
   return end;

@@ -140,6 +140,11 @@ class TransferOpGraph {
 
   const std::vector<TransferOp>& ops() const { return ops_; }
   Tier target() const { return target_; }
+  // Whether the op brings blocks where the request wants them: to the target, or to the disk past
+  // host memory that has no room.
+  bool delivers(const TransferOp& op) const {
+    return destination_tier(op.type) == target_ || op.type == TransferType::kD2Disk;
+  }
   // Blocks of the request that its ops bring to the target.
   int64_t blocks() const;
   // Blocks at the beginning of the request, all of whose ops have completed.

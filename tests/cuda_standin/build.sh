@@ -12,14 +12,15 @@ cuda=$(sed -n 's/^CUDAToolkit_BIN_DIR:.*=\(.*\)\/bin$/\1/p' build/CMakeCache.txt
 mkdir -p "$out"
 
 if [ ! "$out/libstandin_cuda.so" -nt "$source/standin_cuda.cpp" ] || [ ! "$out/libstandin_cuda.so" -nt "$source/standin_blas.cpp" ] ||
-  [ ! "$out/libstandin_cuda.so" -nt "$source/standin_device.cpp" ]; then
-  for part in cuda device blas; do
-    g++ -std=c++20 -O2 -fPIC -Wall -Wextra -isystem "${cuda:-/usr/local/cuda}/include" -c "$source/standin_$part.cpp" -o "$out/$part.o"
+  [ ! "$out/libstandin_cuda.so" -nt "$source/standin_device.cpp" ] || [ ! "$out/libstandin_cuda.so" -nt "$source/standin_pieces.cpp" ] ||
+  [ ! "$out/libstandin_cuda.so" -nt backend/cuda/pieces.cu ]; then
+  for part in cuda device pieces blas; do
+    g++ -std=c++20 -O2 -fPIC -Wall -Wextra -Wno-unknown-pragmas -I. -isystem "${cuda:-/usr/local/cuda}/include" -c "$source/standin_$part.cpp" -o "$out/$part.o"
   done
-  .venv/bin/python "$source/make_stubs.py" "$packages" "${cuda:-/usr/local/cuda}/lib64/stubs/libcuda.so" "$out"/{cuda,device,blas}.o > "$out/stubs.c"
+  .venv/bin/python "$source/make_stubs.py" "$packages" "${cuda:-/usr/local/cuda}/lib64/stubs/libcuda.so" "$out"/{cuda,device,pieces,blas}.o > "$out/stubs.c"
   gcc -O1 -fPIC -fno-builtin -w -c "$out/stubs.c" -o "$out/stubs.o"
   # The name by which libraries open the driver.
-  g++ -shared -Wl,-soname,libcuda.so.1 -Wl,-z,defs -o "$out/libstandin_cuda.so" "$out"/{cuda,device,blas,stubs}.o -ldl
+  g++ -shared -Wl,-soname,libcuda.so.1 -Wl,-z,defs -o "$out/libstandin_cuda.so" "$out"/{cuda,device,pieces,blas,stubs}.o -ldl
   ln -sf libstandin_cuda.so "$out/libcuda.so.1"
 fi
 

@@ -16,10 +16,10 @@
 //   does what was recorded, whenever it is launched. The rules of captures (modes, forks and joins, what is refused and
 //   ends them) hold. Copies beyond an allocation or in the wrong direction, and unknown handles, are errors.
 // What it does not
-//   Kernels compute nothing: they are counted. Memory is zero when it is new and otherwise what it was. No two
-//   operations of a stream overlap with what submits them, so a missing wait goes unnoticed. There is one device, and
-//   no code for it is looked at: modules have functions of every name. Whatever else PyTorch may call prints its name
-//   and reports that it is not supported (make_stubs.py).
+//   Kernels compute nothing: they are counted. The exception is the one that copies pieces (standin_pieces.cpp). Memory
+//   is zero when it is new and otherwise what it was. No two operations of a stream overlap with what submits them, so
+//   a missing wait goes unnoticed. There is one device, and no code for it is looked at: modules have functions of
+//   every name. Whatever else PyTorch may call prints its name and reports that it is not supported (make_stubs.py).
 //
 // Environment
 //   STANDIN_TRACE=1         prints each launch: the kernel, the grid and the stream

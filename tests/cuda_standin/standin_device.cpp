@@ -1,6 +1,6 @@
 // What the stand-in (standin_cuda.cpp) says of its device, one like an H100 with less memory, and
 // the driver: contexts, modules, whose functions may have any name since code for GPUs is not
-// looked at, and launches of them.
+// looked at, and launches of them. One of these does its work (standin_pieces.cpp).
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
@@ -10,11 +10,17 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <string>
+#include <utility>
 
+#include "backend/cuda/pieces.h"
 #include "standin.h"
 
 namespace standin {
+
+void run_copy_pieces(unsigned blocks, hetero::backend::PieceArguments arguments);
+
 namespace {
 
 std::atomic<bool> has_context{false};
@@ -229,9 +235,15 @@ CUresult cuFuncGetAttribute(int* value, CUfunction_attribute which, CUfunction) 
 }
 CUresult cuFuncSetAttribute(CUfunction, CUfunction_attribute, int) { return CUDA_SUCCESS; }
 CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
-                        unsigned block_y, unsigned block_z, unsigned, CUstream stream, void**, void**) {
+                        unsigned block_y, unsigned block_z, unsigned, CUstream stream, void** parameters, void**) {
   const char* const name = reinterpret_cast<Function*>(function)->name.c_str();
-  return static_cast<CUresult>(launch_kernel(stream, name, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}));
+  std::function<void()> run;
+  if (std::strcmp(name, "hetero_copy_pieces") == 0) {
+    const auto arguments = *static_cast<const hetero::backend::PieceArguments*>(parameters[0]);
+    run = [=] { run_copy_pieces(grid_x, arguments); };
+  }
+  return static_cast<CUresult>(
+      launch_kernel(stream, name, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, std::move(run)));
 }
 
 }  // extern "C"

@@ -1,6 +1,6 @@
 """The way to a GPU without one: hetero and PyTorch on a stand-in for the CUDA runtime (standin_cuda.cpp).
 
-Kernels compute nothing there, but are counted; products, copies, streams, memory and graphs are real. So these tests
+Kernels compute nothing there but copies of pieces; they are counted; products, copies, streams, memory and graphs are real. So these tests
 tell that kernels are started, where and on what, and not what they compute. run.sh runs them; without it they are
 skipped. On a machine with a GPU they need no stand-in.
 """

@@ -214,6 +214,7 @@ py::dict dict_of(const BlockStoreCounters& counters) {
 #include "backend/tier/tier_counters.def"
   result["disk_quarantined"] = counters.disk.quarantined;
   result["disk_engine"] = counters.disk.engine;
+  result["disk_unregistered"] = counters.disk.unregistered;
   return result;
 }
 
@@ -427,9 +428,10 @@ void add_kv(py::module_& m) {
           "get",
           [](const std::shared_ptr<BlockStore>& self, const PythonMatch& match, const std::vector<at::Tensor>& keys,
              const std::vector<at::Tensor>& values, bool paged, const std::vector<int64_t>& blocks, int64_t first_block,
-             int32_t layer_granularity) {
-            auto request = here(self).get(match.match, blocks_of(*self, keys, values, paged), blocks,
-                                          {.first_block = first_block, .layer_granularity = layer_granularity});
+             int32_t layer_granularity, bool past_host) {
+            auto request = here(self).get(
+                match.match, blocks_of(*self, keys, values, paged), blocks,
+                {.first_block = first_block, .layer_granularity = layer_granularity, .past_host = past_host});
             return std::make_shared<PythonRequest>(self, std::move(request), all_of(keys, values));
           },
           released())

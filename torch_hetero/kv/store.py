@@ -342,6 +342,7 @@ class Store:
         *,
         first_block: int = 0,
         layer_granularity: int = 0,
+        past_host: bool = False,
     ) -> Request:
         """Brings blocks of a match into tensors, which must not be used before the request's end.
 
@@ -354,6 +355,9 @@ class Store:
                 default in order, from `first_block` on.
             first_block: the first block of the match to bring.
             layer_granularity: layers of a transfer, so that `wait_layer()` can be used; 0: all.
+            past_host: blocks of the disk are read into the tensors themselves, and host memory keeps no copy. This
+                takes tensors on the CPU in which a block's keys, and its values, of a layer are whole pages, on page
+                borders. For others it changes nothing.
 
         Raises:
             ValueError: for tensors or numbers that do not fit.
@@ -364,7 +368,7 @@ class Store:
         host, where, staging = self._memory_of(keys, values, where, reads=False)
         middle = len(keys)
         core = self._core.get(match._core, host[:middle], host[middle:], self._paged(host), where, first_block,
-                              layer_granularity)
+                              layer_granularity, past_host)
         return Request(core, staging, first_block, self.spec.block_tokens)
 
     def put(

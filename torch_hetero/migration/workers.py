@@ -41,7 +41,12 @@ def shipping_fetch(original: Any) -> Any:
     """Returns a `fetch` that packs the handles of a batch in a worker."""
 
     def fetch(self: Any, index: Any) -> Any:
-        batch = original(self, index)
+        try:
+            batch = original(self, index)
+        except Exception:
+            if not session.on_device_here() and session.active() is not None:
+                session.active().report.write()  # who asks for the reason may ask before the worker ends
+            raise
         if not session.on_device_here():
             ship([entry for entry in tree_leaves(batch) if type(entry) in HANDLES])
         return batch

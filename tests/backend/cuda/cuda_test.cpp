@@ -1,6 +1,7 @@
 // The cuda device's own promises. On a machine without a GPU only the refusal can be tested.
 
 #include "backend/cuda/cuda_device.h"
+#include "backend/device/piece_copies.h"
 
 #include <cuda_runtime_api.h>
 
@@ -217,6 +218,72 @@ TEST_CASE("pieces of more bytes than a staging buffer go in a few batches, and a
     CHECK(std::equal(expected.begin(), expected.end(), target));
   }
   cudaFreeHost(pinned);
+}
+
+TEST_CASE("many small pieces are copied by one kernel for each staging buffer, from any memory of the host") {
+  const std::unique_ptr<CudaDevice> device = first_gpu();
+  if (is_skipped(device == nullptr)) return;
+  // 9 MiB, of sizes and at addresses that fit no word.
+  constexpr size_t kPieces = 600, kPiece = (16 << 10) - 8, kAll = kPieces * kPiece;
+  Result<Block> block = device->allocate(2 * kAll);
+  REQUIRE(block.ok());
+  std::vector<char> pageable(kAll);
+  void* pinned = nullptr;
+  REQUIRE(cudaMallocHost(&pinned, kAll) == cudaSuccess);
+  for (char* const host : {pageable.data(), static_cast<char*>(pinned)}) {
+    std::iota(host, host + kAll, 0);
+    const std::vector<char> expected(host, host + kAll);
+    std::vector<CopyRange> in, out;
+    for (size_t i = 0; i < kPieces; ++i) {
+      char* const there = static_cast<char*>(block.value().data()) + 2 * kPiece * (i * 7 % kPieces) + i % 5;
+      const size_t bytes = i == 3 ? 0 : kPiece - i % 3;
+      in.push_back({there, host + i * kPiece, bytes});
+      out.push_back({host + i * kPiece, there, bytes});
+    }
+    REQUIRE(is_scattered(in));
+    const DeviceCounters before = device->counters();
+    const Result<bool> scattered = copy_scattered(device->queue(QueueKind::kHostToDevice), in);
+    REQUIRE(scattered.ok());
+    REQUIRE(device->queue(QueueKind::kHostToDevice).synchronize().ok());
+    for (const CopyRange& range : out) {
+      std::fill_n(static_cast<char*>(range.destination), range.bytes, '\0');
+    }
+    const Result<bool> gathered = copy_scattered(device->queue(QueueKind::kDeviceToHost), out);
+    REQUIRE(gathered.ok());
+    REQUIRE(device->queue(QueueKind::kDeviceToHost).synchronize().ok());
+    CHECK(std::equal(expected.begin(), expected.end(), host));
+    const DeviceCounters after = device->counters();
+    CHECK(after.copies_in - before.copies_in == kPieces - 1);
+    CHECK(after.bytes_in - before.bytes_in == after.bytes_out - before.bytes_out);
+    // Without nvcc when this was built, or without a driver, they are batches of copies.
+    const int64_t transfers = host == pinned ? 1 : 3;
+    CHECK(after.copy_batches - before.copy_batches == 2 * transfers);
+    CHECK(after.launches - before.launches == (scattered.value() ? 2 * transfers : 0));
+    CHECK(gathered.value() == scattered.value());
+  }
+  cudaFreeHost(pinned);
+}
+
+TEST_CASE("few or large pieces, and those within one memory, are no work for the kernel") {
+  const std::unique_ptr<CudaDevice> device = first_gpu();
+  if (is_skipped(device == nullptr)) return;
+  constexpr size_t kPiece = 1024;
+  Result<Block> block = device->allocate(64 * kPiece);
+  REQUIRE(block.ok());
+  auto* const there = static_cast<char*>(block.value().data());
+  std::vector<char> host(32 * kPiece, 'a');
+  std::vector<CopyRange> few, within;
+  for (size_t i = 0; i < kLeastPieces; ++i) {
+    if (i > 0) few.push_back({there + 2 * i * kPiece, host.data() + i * kPiece, kPiece});
+    within.push_back({there + 2 * i * kPiece + kPiece, there + 2 * i * kPiece, kPiece});
+  }
+  Queue& queue = device->queue(QueueKind::kHostToDevice);
+  for (const auto& ranges : {few, within}) {
+    const Result<bool> copied = copy_scattered(queue, ranges);
+    REQUIRE(copied.ok());
+    CHECK_FALSE(copied.value());
+  }
+  REQUIRE(queue.synchronize().ok());
 }
 
 TEST_CASE("a task runs on the calling thread with its queue's stream current") {

@@ -13,6 +13,7 @@
 
 #include "backend/memory/host_ranges.h"
 #include "tests/backend/catch.h"
+#include "tests/backend/child.h"
 
 namespace hetero::backend {
 namespace {
@@ -34,6 +35,22 @@ bool reaches(const HostPool& pool, size_t bytes) {
 }
 
 }  // namespace
+
+TEST_CASE("a child of a fork gets no copy of the pool, and its end there harms nothing", "[kv]") {
+  HostPool pool(size_t{1} << 20, kPage, false);
+  REQUIRE(pool.data() != nullptr);
+  pool.data()[0] = std::byte{7};
+  const std::byte* const data = pool.data();
+  CHECK(testing::run_in_child([&] { return static_cast<int>(data[0]); }).died_of_fault());
+  CHECK(testing::run_in_child([&] {
+          // It may lie where the pool lay.
+          const HostPool own(size_t{1} << 20, kPage, false, 0);
+          own.data()[5] = std::byte{1};
+          pool.~HostPool();
+          return static_cast<int>(own.data()[5]) - 1;
+        }).exit_code == 0);
+  CHECK(pool.data()[0] == std::byte{7});
+}
 
 TEST_CASE("memory is touched so far ahead of its use, and no further", "[kv]") {
   constexpr size_t kBytes = size_t{64} << 20, kAhead = 2 * HostPool::kPiece;

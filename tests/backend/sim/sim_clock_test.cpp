@@ -13,6 +13,7 @@
 
 #include "backend/base/parallel.h"
 #include "backend/cpu/cpu_device.h"
+#include "backend/device/piece_copies.h"
 #include "backend/fault/fault_device.h"
 #include "backend/sim/sim_device.h"
 #include "tests/backend/catch.h"
@@ -102,6 +103,57 @@ TEST_CASE("a batch of copies pays the link's latency once, and is one span") {
     const auto first = static_cast<unsigned char>(*static_cast<const char*>(range.source));
     if (range.bytes != 0) REQUIRE(byte_at(*sim.device, range.destination) == first);
   }
+}
+
+TEST_CASE("many small pieces are one launch that crosses the link, each way") {
+  SimOptions options = kClockOptions;
+  options.launch_latency = 0.5;
+  ClockedDevice sim(options);
+  constexpr size_t kCount = 32, kBytes = 16;  // 512 bytes in all
+  auto* const there = static_cast<char*>(sim.written.data());
+  std::vector<char> back(kCount * kBytes);
+  std::vector<CopyRange> in, out;
+  for (size_t i = 0; i < sim.host.size(); ++i) sim.host[i] = static_cast<char>(i);
+  for (size_t i = 0; i < kCount; ++i) {
+    char* const place = there + (i * 5 % kCount) * 32;
+    in.push_back({place, sim.host.data() + i * kBytes, kBytes});
+    out.push_back({back.data() + i * kBytes, place, kBytes});
+  }
+  REQUIRE(copy_scattered(sim.device->queue(kIn), in).value());
+  REQUIRE(sim.device->queue(kIn).synchronize().ok());
+  CHECK(sim.device->queue_seconds(kIn) == 0.5 + 0.5);  // the launch, and 512 bytes of the link
+  CHECK(sim.device->counters().launches == 1);
+  CHECK(sim.device->counters().copies_in == kCount);
+  CHECK(sim.device->counters().copy_batches == 1);
+  CHECK(sim.device->counters().bytes_in == 512);
+  REQUIRE(copy_scattered(sim.device->queue(kOut), out).value());
+  REQUIRE(sim.device->queue(kOut).synchronize().ok());
+  CHECK(sim.device->counters().launches == 2);
+  CHECK(std::equal(back.begin(), back.end(), sim.host.begin()));
+}
+
+TEST_CASE("what is no work for a kernel between the host and the device is a batch of copies") {
+  ClockedDevice sim;
+  auto* const there = static_cast<char*>(sim.written.data());
+  std::vector<CopyRange> few, within, both;
+  for (size_t i = 0; i < kLeastPieces; ++i) {
+    if (i > 0) few.push_back({there + i * 32, sim.host.data() + i * 16, 16});
+    within.push_back({there + i * 32 + 16, there + i * 32, 16});
+    both.push_back(i % 2 == 0 ? CopyRange{there + i * 32, sim.host.data() + i * 16, 16}
+                              : CopyRange{sim.result.data() + i * 16, there + i * 32, 16});
+  }
+  Queue& queue = sim.device->queue(kIn);
+  CHECK_FALSE(copy_scattered(queue, few).value());
+  CHECK_FALSE(copy_scattered(queue, within).value());
+  CHECK_FALSE(copy_scattered(queue, {}).value());
+  CHECK(copy_scattered(queue, both).status().error_class() == ErrorClass::kUsage);
+  REQUIRE(queue.synchronize().ok());
+  CHECK(sim.device->counters().launches == 0);
+  // One that is large makes them large on average.
+  few.push_back({there, sim.host.data(), 16});
+  CHECK(is_scattered(few));
+  few.back().bytes = kMostPieceBytes * kLeastPieces + 1;
+  CHECK_FALSE(is_scattered(few));
 }
 
 TEST_CASE("a batch of copies that go different ways is refused, and nothing of it is copied") {

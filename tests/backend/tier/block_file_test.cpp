@@ -120,6 +120,121 @@ TEST_CASE("A block comes back as it was written, whole and in pieces, with both 
   CHECK(std::string(counters.engine) == (engine == FileEngine::kThreads ? "threads" : counters.engine));
 }
 
+TEST_CASE("Blocks in the memory that a file was given go by registered memory, others do not", "[tier]") {
+  const TemporaryFolder folder("block-file");
+  Store store(folder);
+  const auto bytes = static_cast<size_t>(kGeometry.block_bytes());
+  const Pages memory = pages(4 * kGeometry.block_bytes());
+  store.options.memory = {memory.get(), 4 * bytes};
+  REQUIRE(store.open().status.ok());
+  put(*store.file, 1);  // from other memory
+  BlockFileCounters counters = store.file->counters();
+  CHECK(counters.registered_operations == 0);
+  CHECK(counters.registered_bytes == 0);
+  const int64_t slot = store.file->take().value();
+  fill(memory.get(), kGeometry, key_of(2));
+  CHECK(write_blocks(*store.file, {{.slot = slot, .data = memory.get(), .block = block_of(2)}}).status.ok());
+  CHECK(read_blocks(*store.file, {{.slot = slot, .data = memory.get() + bytes}}, 0, kGeometry.pieces).status.ok());
+  CHECK(is_filled(memory.get() + bytes, kGeometry, key_of(2), 0, kGeometry.pieces));
+  counters = store.file->counters();
+  const bool allowed = std::string(counters.engine) == "io_uring" && counters.unregistered.empty();
+  CHECK(counters.registered_operations == (allowed ? 2 : 0));
+  CHECK(counters.registered_bytes == (allowed ? 4 * kGeometry.block_bytes() : 0));
+}
+
+// Four parts of a page for each piece, in an order of their own.
+struct Scattered {
+  static constexpr BlockGeometry kGeometry{.tokens = 4, .pieces = 3, .piece_bytes = 16384};
+  Pages memory = pages(kGeometry.block_bytes());
+  std::vector<std::byte*> parts;
+
+  Scattered() {
+    for (int64_t i = 0; i < 12; ++i) parts.push_back(memory.get() + (i * 5 % 12) * 4096);
+  }
+  // As a block has it.
+  Pages gathered() const {
+    Pages whole = pages(kGeometry.block_bytes());
+    for (size_t i = 0; i < parts.size(); ++i) std::memcpy(whole.get() + i * 4096, parts[i], 4096);
+    return whole;
+  }
+  void scatter(const std::byte* whole) {
+    for (size_t i = 0; i < parts.size(); ++i) std::memcpy(parts[i], whole + i * 4096, 4096);
+  }
+};
+
+TEST_CASE("A block may be scattered in memory, to be written and to be read", "[tier]") {
+  const TemporaryFolder folder("block-file");
+  Store store(folder, engine_of(GENERATE(0, 1)));
+  store.options.geometry = Scattered::kGeometry;
+  REQUIRE(store.open().status.ok());
+  const Pages whole = pages(Scattered::kGeometry.block_bytes());
+  fill(whole.get(), Scattered::kGeometry, key_of(7));
+  Scattered from, to, some;
+  from.scatter(whole.get());
+  const int64_t slot = store.file->take().value(), next = store.file->take().value();
+  REQUIRE(write_blocks(*store.file, {{.slot = slot, .block = block_of(7), .parts = from.parts}}).status.ok());
+  REQUIRE(write_blocks(*store.file, {{.slot = next, .data = whole.get(), .block = block_of(8)}}).status.ok());
+  // What is written scattered is read in one range, and the other way; neighbours in one call too.
+  const Pages back = pages(Scattered::kGeometry.block_bytes());
+  REQUIRE(read_blocks(*store.file, {{.slot = slot, .data = back.get()}}, 0, 3).status.ok());
+  CHECK(is_filled(back.get(), Scattered::kGeometry, key_of(7), 0, 3));
+  Scattered other;
+  REQUIRE(read_blocks(*store.file, {{.slot = next, .parts = other.parts}, {.slot = slot, .parts = to.parts}}, 0, 3)
+              .status.ok());
+  CHECK(is_filled(to.gathered().get(), Scattered::kGeometry, key_of(7), 0, 3));
+  CHECK(is_filled(other.gathered().get(), Scattered::kGeometry, key_of(7), 0, 3));
+  REQUIRE(read_blocks(*store.file, {{.slot = slot, .parts = some.parts}}, 1, 1).status.ok());
+  CHECK(is_filled(some.gathered().get(), Scattered::kGeometry, key_of(7), 1, 1));
+  CHECK(some.gathered()[0] == std::byte{0xEE});
+  CHECK(some.gathered()[2 * 16384] == std::byte{0xEE});
+}
+
+TEST_CASE("Parts that are off page borders, too many, or not those of a block are refused", "[tier]") {
+  const TemporaryFolder folder("block-file");
+  Store store(folder);
+  store.options.geometry = Scattered::kGeometry;
+  REQUIRE(store.open().status.ok());
+  const Pages whole = pages(Scattered::kGeometry.block_bytes());
+  const Scattered good;
+  const auto refuses = [&](std::vector<BlockRead> blocks) {
+    return read_blocks(*store.file, std::move(blocks), 0, 3).status.error_class() == ErrorClass::kUsage;
+  };
+  Scattered shifted, many;
+  shifted.parts[5] += 512;
+  CHECK(refuses({{.slot = 0, .parts = shifted.parts}}));
+  shifted.parts[5] = nullptr;
+  CHECK(refuses({{.slot = 0, .parts = shifted.parts}}));
+  for (int i = 0; i < 3; ++i) many.parts.push_back(many.parts.front());  // a piece of five
+  CHECK(refuses({{.slot = 0, .parts = many.parts}}));
+  many.parts.pop_back();
+  CHECK(refuses({{.slot = 0, .parts = many.parts}}));
+  CHECK(refuses({{.slot = 0, .parts = good.parts}, {.slot = 0, .data = whole.get()}}));
+  // With gaps between pieces there are no parts.
+  Store gaps(folder);
+  gaps.options.folder = folder.path / "gaps";
+  REQUIRE(gaps.open().status.ok());
+  const BlockResult result =
+      read_blocks(*gaps.file, {{.slot = 0, .parts = std::vector<std::byte*>(3, whole.get())}}, 0, 3);
+  CHECK(result.status.error_class() == ErrorClass::kUsage);
+}
+
+TEST_CASE("A scattered block that is damaged is not given as right", "[tier]") {
+  const TemporaryFolder folder("block-file");
+  Store store(folder);
+  store.options.geometry = Scattered::kGeometry;
+  REQUIRE(store.open().status.ok());
+  Scattered memory;
+  const int64_t slot = store.file->take().value();
+  REQUIRE(write_blocks(*store.file, {{.slot = slot, .block = block_of(7), .parts = memory.parts}}).status.ok());
+  const int file = ::open(store.path("blocks").c_str(), O_WRONLY);
+  REQUIRE(pwrite(file, "x", 1, slot * Scattered::kGeometry.block_bytes() + 16384 + 9000) == 1);
+  close(file);
+  const BlockResult result = read_blocks(*store.file, {{.slot = slot, .parts = memory.parts}}, 0, 3);
+  CHECK(result.bad_slots == std::vector<int64_t>{slot});
+  CHECK(store.file->counters().checksum_failures == 1);
+  CHECK(read_blocks(*store.file, {{.slot = slot, .parts = memory.parts}}, 2, 1).status.ok());
+}
+
 TEST_CASE("Blocks are there after a restart, parents before children, with keys and tokens", "[tier]") {
   const TemporaryFolder folder("block-file");
   Store store(folder);

@@ -1,12 +1,15 @@
 // The queue moves every byte once, resumes and repeats what the system leaves undone, says what
-// failed, bounds what is in flight, and does without io_uring where that is forbidden.
+// failed, bounds what is in flight, and does without io_uring, or without registered memory, where
+// that is forbidden.
 
 #include "backend/tier/file_queue.h"
 
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -312,6 +315,130 @@ TEST_CASE("A filter that comes later fails operations, and hangs nothing", "[tie
     return 0;
   });
   CHECK(outcome.exit_code == 0);
+}
+
+// Memory on page borders, of four parts.
+constexpr size_t kPartBytes = size_t{1} << 16;
+struct Memory {
+  testing::Pages pages = testing::pages(4 * kPartBytes);
+  std::span<std::byte> all{pages.get(), 4 * kPartBytes};
+  char* at(size_t offset) const { return reinterpret_cast<char*>(pages.get()) + offset; }
+};
+
+std::unique_ptr<FileQueue> queue_with(const Memory& memory, FileEngine engine = FileEngine::kAuto) {
+  auto made = FileQueue::make({.engine = engine, .memory = memory.all, .part_bytes = kPartBytes});
+  REQUIRE(made.ok());
+  return std::move(made.value());
+}
+
+bool uses_uring(const FileQueue& queue) { return std::string(queue.engine()) == "io_uring"; }
+
+// Writes from a part and reads into another one.
+bool goes_round(FileQueue& queue, const Memory& memory, size_t from, size_t to, size_t bytes) {
+  const File file;
+  const std::vector<char> wanted = random_bytes(bytes, 9);
+  std::copy(wanted.begin(), wanted.end(), memory.at(from));
+  const bool moved = run(queue, {operation(FileCall::kWrite, file.descriptor, 0, memory.at(from), bytes)})[0] == 0 &&
+                     run(queue, {operation(FileCall::kRead, file.descriptor, 0, memory.at(to), bytes)})[0] == 0;
+  return moved && std::equal(wanted.begin(), wanted.end(), memory.at(to));
+}
+
+TEST_CASE("Parts of the queue's memory are registered as they are used", "[tier]") {
+  const Memory memory;
+  const auto queue = queue_with(memory);
+  if (!uses_uring(*queue) || queue->registered().error != 0) return;  // the system does not allow it
+  CHECK(queue->registered().bytes == 0);
+  CHECK(goes_round(*queue, memory, 0, 4096, 5000));
+  CHECK(queue->registered().bytes == kPartBytes);
+  CHECK(queue->registered().calls == 2);
+  CHECK(goes_round(*queue, memory, 0, 3 * kPartBytes, kPartBytes));
+  CHECK(queue->registered().bytes == 2 * kPartBytes);
+  CHECK(queue->registered().calls == 4);
+}
+
+TEST_CASE("Operations across parts, of several ranges, or elsewhere go as they did", "[tier]") {
+  const Memory memory;
+  const auto queue = queue_with(memory);
+  CHECK(goes_round(*queue, memory, kPartBytes - 100, 3 * kPartBytes - 100, 200));
+  check_round_trip(*queue);
+  const File file;
+  std::vector<FileOperation> two{operation(FileCall::kWrite, file.descriptor, 0, memory.at(0), 10)};
+  two[0].memory.push_back({memory.at(4096), 10});
+  CHECK(run(*queue, std::move(two)) == std::vector<int>{0});
+  // Just behind the memory, and up to its end.
+  std::vector<std::byte> elsewhere(100);
+  CHECK(run(*queue, {operation(FileCall::kRead, file.descriptor, 0, reinterpret_cast<char*>(elsewhere.data()), 20)}) ==
+        std::vector<int>{0});
+  CHECK(queue->registered().calls == 0);
+  CHECK(queue->registered().bytes == 0);
+}
+
+TEST_CASE("Short, interrupted and failed calls on registered memory are handled like others", "[tier]") {
+  const Memory memory;
+  const auto queue = queue_with(memory);
+  {
+    const WithFaults<Scripted> faults(
+        std::vector<FileFault>{kShort, kShort, error_of(EINTR), kShort, kShort, error_of(EAGAIN), kShort});
+    CHECK(goes_round(*queue, memory, 0, kPartBytes, kPartBytes));
+  }
+  const std::vector<int> errors = run(*queue, {operation(FileCall::kRead, -1, 0, memory.at(0), 4096)});
+  CHECK(errors == std::vector<int>{EBADF});
+  CHECK(goes_round(*queue, memory, 0, kPartBytes, 4096));
+}
+
+// The thread may no longer lock more memory than it is allowed.
+bool lose_unlimited_locks(rlim_t allowed) {
+  __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
+  __user_cap_data_struct sets[2] = {};
+  if (syscall(SYS_capget, &header, sets) != 0) return false;
+  sets[CAP_TO_INDEX(CAP_IPC_LOCK)].effective &= ~CAP_TO_MASK(CAP_IPC_LOCK);
+  const rlimit limit{allowed, allowed};
+  return syscall(SYS_capset, &header, sets) == 0 && setrlimit(RLIMIT_MEMLOCK, &limit) == 0;
+}
+
+TEST_CASE("Where the system lets no more memory be locked, the queue says so and goes on", "[tier]") {
+  // No part, and one. Newer kernels count the ring's own pages too.
+  const rlim_t allowed = GENERATE(kPartBytes / 2, kPartBytes * 3 / 2);
+  const testing::ChildOutcome outcome = testing::run_in_child([&] {
+    if (!lose_unlimited_locks(allowed)) return 77;
+    const Memory memory;
+    auto made = FileQueue::make({.memory = memory.all, .part_bytes = kPartBytes});
+    if (!made.ok()) return 1;
+    FileQueue& queue = *made.value();
+    if (!uses_uring(queue)) return 77;
+    for (int round = 0; round < 2; ++round) {
+      if (!goes_round(queue, memory, 0, kPartBytes, kPartBytes)) return 2;
+    }
+    const RegisteredMemory registered = queue.registered();
+    if (registered.error == EINVAL) return 77;  // a kernel without tables
+    if (registered.error != ENOMEM) return 3;
+    // Reads go to another part than writes come from.
+    if (registered.bytes != static_cast<int64_t>(allowed / kPartBytes * kPartBytes)) return 4;
+    return registered.calls == (registered.bytes == 0 ? 0 : 2) ? 0 : 5;
+  });
+  CHECK((outcome.exit_code == 0 || outcome.exit_code == 77));
+}
+
+TEST_CASE("A filter that forbids registering leaves the rest of io_uring in use", "[tier]") {
+  const testing::ChildOutcome outcome = testing::run_in_child([&] {
+    if (!forbid(__NR_io_uring_register, EPERM)) return 77;
+    const Memory memory;
+    auto made = FileQueue::make({.memory = memory.all, .part_bytes = kPartBytes});
+    if (!made.ok()) return 1;
+    if (!uses_uring(*made.value())) return 77;
+    if (!goes_round(*made.value(), memory, 0, kPartBytes, 4096)) return 2;
+    const RegisteredMemory registered = made.value()->registered();
+    return registered.error == EPERM && registered.calls == 0 && registered.bytes == 0 ? 0 : 3;
+  });
+  CHECK((outcome.exit_code == 0 || outcome.exit_code == 77));
+}
+
+TEST_CASE("Threads register nothing", "[tier]") {
+  const Memory memory;
+  const auto queue = queue_with(memory, FileEngine::kThreads);
+  CHECK(goes_round(*queue, memory, 0, kPartBytes, 4096));
+  CHECK(queue->registered().calls == 0);
+  CHECK(queue->registered().error == 0);
 }
 
 TEST_CASE("Whole transfers resume, repeat, and say what failed", "[tier]") {

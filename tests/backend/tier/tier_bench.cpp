@@ -128,18 +128,21 @@ double write_all_blocks(BlockFile& file, const BlockGeometry& geometry) {
 // Reads random blocks for a while: each read that ends begins another one. Returns GB/s.
 class RandomReads {
  public:
-  RandomReads(BlockFile& file, const BlockGeometry& geometry, double seconds, unsigned seed)
-      : file_(file), geometry_(geometry), slots_(file.counters().slots), seconds_(seconds), random_(seed) {}
+  // `memory`: of as many blocks as reads are in flight, at most.
+  RandomReads(BlockFile& file, const BlockGeometry& geometry, std::byte* memory, double seconds, unsigned seed)
+      : file_(file),
+        geometry_(geometry),
+        memory_(memory),
+        slots_(file.counters().slots),
+        seconds_(seconds),
+        random_(seed) {}
 
   double run(int depth) {
-    // One range for all, as fio has it, so that both have huge pages or neither.
-    const int64_t bytes = geometry_.block_bytes();
-    const auto memory = pages(bytes * depth);
     const double cpu = cpu_seconds();
     start_ = std::chrono::steady_clock::now();
     for (int i = 0; i < depth; ++i) {
       window_.enter(depth);
-      next(memory.get() + i * bytes);
+      next(memory_ + i * geometry_.block_bytes());
     }
     window_.drain();
     const double gigabytes = static_cast<double>(bytes_) / 1e9;
@@ -169,6 +172,7 @@ class RandomReads {
 
   BlockFile& file_;
   const BlockGeometry geometry_;
+  std::byte* const memory_;
   const int64_t slots_;
   const double seconds_;
   std::mutex mutex_;
@@ -207,22 +211,33 @@ void bench_reads(const std::string& folder, int64_t bytes, double seconds) {
   for (const auto& shape : shapes) {
     const std::string at = folder + "/bench";
     std::filesystem::remove_all(at);
-    auto file = open(options_of(at, shape.geometry, bytes, FileEngine::kAuto), nullptr);
+    // One range for all reads, as fio has it, so that both have huge pages or neither. It is
+    // registered, as that of a store is.
+    constexpr int kMostDepth = 32;
+    const int64_t block_bytes = shape.geometry.block_bytes();
+    const auto memory = pages(block_bytes * kMostDepth);
+    BlockFileOptions options = options_of(at, shape.geometry, bytes, FileEngine::kAuto);
+    options.memory = {memory.get(), static_cast<size_t>(block_bytes * kMostDepth)};
+    auto file = open(options, nullptr);
     std::printf("%s, %s: written with %.2f GB/s\n", shape.name, file->counters().engine,
                 write_all_blocks(*file, shape.geometry));
     std::printf("  depth   hetero GB/s   fio GB/s   ratio   CPU s/GB\n");
     constexpr int kRounds = 3;
-    for (int depth = 1; depth <= 32; depth *= 2) {
+    for (int depth = 1; depth <= kMostDepth; depth *= 2) {
       double ours = 0, fio = 0, cpu = 1e9;
       for (unsigned round = 0; round < kRounds; ++round) {
         fio = std::max(fio, run_fio(at + "/blocks", shape.geometry.block_bytes(), depth, seconds, round));
-        RandomReads reads(*file, shape.geometry, seconds, round);
+        RandomReads reads(*file, shape.geometry, memory.get(), seconds, round);
         ours = std::max(ours, reads.run(depth));
         cpu = std::min(cpu, reads.cpu_seconds_per_gigabyte());
       }
       std::printf("  %5d   %11.3f   %8.3f   %5.2f   %8.3f\n", depth, ours, fio, fio > 0 ? ours / fio : 0, cpu);
       std::fflush(stdout);
     }
+    const BlockFileCounters counters = file->counters();
+    std::printf("  %lld of %lld operations on registered memory%s%s\n",
+                static_cast<long long>(counters.registered_operations), static_cast<long long>(counters.operations),
+                counters.unregistered.empty() ? "" : ": ", counters.unregistered.c_str());
     file.reset();
     std::filesystem::remove_all(at);
   }

@@ -300,9 +300,11 @@ TEST_CASE("wrong arguments are one sentence each", "[kvstore]") {
 }
 
 // Threads put, get, prefetch and cancel prompts that share prefixes. Then the store is opened again.
-void run_random(unsigned seed, int threads, int operations, bool remote) {
+// `host_blocks`: so few that some requests find no room. Of whole pages, blocks may go past it.
+void run_random(unsigned seed, int threads, int operations, bool remote, const KvSpec& spec = small_spec(),
+                int64_t host_blocks = 24) {
   const Folder folder;
-  BlockStoreOptions options = options_of(24, folder / "kv", 60);
+  BlockStoreOptions options = options_of(host_blocks, folder / "kv", 60, spec);
   if (remote) {
     options.remote = std::string("memory:random").append(std::to_string(seed)).append("?torn_every=50&drop_every=40");
   }
@@ -325,7 +327,7 @@ void run_random(unsigned seed, int threads, int operations, bool remote) {
         for (int i = 0; i < operations; ++i) {
           const std::vector<int32_t>& tokens = prompts[dice() % prompts.size()];
           const auto blocks = static_cast<int64_t>(tokens.size()) / kTokens;
-          Memory memory(small_spec(), blocks, dice() % 2 == 0);
+          Memory memory(spec, blocks, dice() % 2 == 0);
           const auto what = dice() % 10;
           if (what < 4) {
             for (int64_t b = 0; b < blocks; ++b) memory.write(b, up_to(tokens, b));
@@ -341,8 +343,8 @@ void run_random(unsigned seed, int threads, int operations, bool remote) {
               continue;
             }
             memory.clear();
-            auto request =
-                store->get(match, memory.view, numbers(known), {.layer_granularity = static_cast<int32_t>(dice() % 3)});
+            const GetOptions how{.layer_granularity = static_cast<int32_t>(dice() % 3), .past_host = dice() % 2 == 0};
+            auto request = store->get(match, memory.view, numbers(known), how);
             if (dice() % 4 == 0) request.value()->cancel();
             if (dice() % 3 == 0 && request.value()->wait_for_layer(0).ok()) {
               for (int64_t b = 0; b < std::min(known, request.value()->graph().blocks()); ++b) {
@@ -362,6 +364,7 @@ void run_random(unsigned seed, int threads, int operations, bool remote) {
     REQUIRE(counters.pinned == 0);
     REQUIRE(counters.host_used <= counters.host_blocks);
     REQUIRE(counters.disk.checksum_failures == 0);
+    if (spec.head_size == page_spec().head_size) REQUIRE(counters.read_past_host > 0);
     if (opening == 1) REQUIRE(store->reset().ok());
     if (opening == 1) REQUIRE(store->counters().host_used == 0);
   }
@@ -374,10 +377,18 @@ TEST_CASE("random requests of threads always get the right bytes", "[kvstore]") 
   }
 }
 
+TEST_CASE("random requests of threads get the right bytes past host memory, too", "[kvstore]") {
+  for (unsigned seed = 1; seed <= 6; ++seed) {
+    INFO("seed " << seed);
+    run_random(seed, 1 + static_cast<int>(seed % 4), 60, seed % 2 == 0, page_spec(), 8);
+  }
+}
+
 TEST_CASE("random requests of threads, many", "[.long][kvstore]") {
   for (unsigned seed = 1000; seed < 1300; ++seed) {
     INFO("seed " << seed);
     run_random(seed, 1 + static_cast<int>(seed % 5), 150, seed % 2 == 0);
+    run_random(seed, 1 + static_cast<int>(seed % 5), 100, seed % 2 == 0, page_spec(), 8);
   }
 }
 

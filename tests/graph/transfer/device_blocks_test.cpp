@@ -7,10 +7,12 @@
 #include <atomic>
 #include <cstdio>
 #include <map>
+#include <random>
 
 #include "backend/sim/sim_device.h"
 #include "graph/transfer/block_store.h"
 #include "tests/graph/catch.h"
+#include "tests/graph/fixtures/program.h"
 #include "tests/graph/transfer/kv_oracle.h"
 
 namespace hetero::graph {
@@ -71,9 +73,10 @@ TEST_CASE("copies cover every byte of the layers once, and are joined where both
 
 // A device whose memory traps the host, with blocks for all layers in one allocation.
 struct OnDevice {
-  explicit OnDevice(const KvSpec& spec, int64_t blocks, const backend::SimOptions& options)
-      : spec(spec), blocks(blocks) {
-    device = std::move(backend::SimDevice::create(options).value());
+  OnDevice(const KvSpec& spec, int64_t blocks, const backend::SimOptions& options)
+      : OnDevice(spec, blocks, std::move(backend::SimDevice::create(options).value())) {}
+  OnDevice(const KvSpec& spec, int64_t blocks, std::shared_ptr<backend::Device> on)
+      : spec(spec), blocks(blocks), device(std::move(on)) {
     half = static_cast<size_t>(spec.geometry().piece_bytes / 2);
     const size_t plane = half * static_cast<size_t>(blocks);
     block = std::move(device->allocate(plane * static_cast<size_t>(2 * spec.layers)).value());
@@ -104,7 +107,7 @@ struct OnDevice {
   const KvSpec spec;
   const int64_t blocks;
   size_t half;
-  std::unique_ptr<backend::SimDevice> device;
+  std::shared_ptr<backend::Device> device;
   backend::Block block;
   std::shared_ptr<DeviceBlocks> view;
 };
@@ -161,9 +164,90 @@ TEST_CASE("a device's blocks are stored after what computes them, and come back 
   }
 }
 
+TEST_CASE("scattered pieces leave a device by one gather, and come to it by one scatter a transfer", "[kvstore]") {
+  for (const uint64_t seed : {1, 2}) {
+    for (const int32_t granularity : {0, 1}) {
+      const KvSpec spec = small_spec();
+      OnDevice device(spec, 20, {.schedule_seed = seed});
+      const std::vector<int32_t> tokens = prompt(40);
+      const std::vector<int64_t> from{17, 2, 9, 4, 15, 6, 0, 11, 13, 19}, to{1, 16, 3, 14, 5, 12, 7, 10, 18, 8};
+      Memory expected(spec, 20), found(spec, 20), nothing(spec, 20);
+      const auto until = [&](size_t block) { return std::span(tokens).first((block + 1) * 4); };
+      for (size_t i = 0; i < 10; ++i) expected.write(from[i], until(i));
+      device.copy(expected, true);
+      const auto store = open(spec, 20);
+      REQUIRE(store->put(tokens, device.view, from).value()->wait() == 40);
+      CHECK(store->counters().gathers == 1);
+      CHECK(store->counters().scatters == 0);
+      CHECK(store->counters().copies == 60);
+      device.copy(nothing, true);
+      const BlockMatch match = store->match(tokens);
+      const int64_t launches = device.device->counters().launches;
+      REQUIRE(store->get(match, device.view, to, {.layer_granularity = granularity}).value()->wait() == 40);
+      CHECK(store->counters().gathers == 1);
+      CHECK(store->counters().scatters == (granularity == 0 ? 1 : spec.layers));
+      CHECK(device.device->counters().launches - launches == store->counters().scatters);
+      device.copy(found, false);
+      for (size_t i = 0; i < 10; ++i) CHECK(found.is_right(to[i], until(i)));
+      CHECK_FALSE(found.is_right(from[0], until(0)));
+    }
+  }
+}
+
+TEST_CASE("scattered blocks of the machine's accelerator come back, from host memory that is used again",
+          "[accelerator]") {
+  if (testing::is_accelerator_missing(true)) return;
+  backend::Device* const accelerator = testing::test_devices()[backend::kAccelerator];
+  KvSpec spec = small_spec();
+  spec.head_size = 64;
+  constexpr int64_t kBlocks = 60;
+  OnDevice device(spec, kBlocks, std::shared_ptr<backend::Device>(accelerator, [](backend::Device*) {}));
+  const auto store = open(spec, 3 * kBlocks);
+  std::vector<int64_t> places = numbers(kBlocks);
+  std::mt19937 random(1);
+  for (int round = 0; round < 3; ++round) {
+    std::vector<int32_t> tokens = prompt(kBlocks * 4);
+    tokens[0] = round;
+    const auto until = [&](size_t block) { return std::span(tokens).first((block + 1) * 4); };
+    Memory expected(spec, kBlocks), nothing(spec, kBlocks), found(spec, kBlocks);
+    std::ranges::shuffle(places, random);
+    for (size_t i = 0; i < kBlocks; ++i) expected.write(places[i], until(i));
+    device.copy(expected, true);
+    REQUIRE(store->put(tokens, device.view, places).value()->wait() == kBlocks * 4);
+    for (const int32_t granularity : {0, 1}) {
+      device.copy(nothing, true);
+      std::ranges::shuffle(places, random);
+      const BlockMatch match = store->match(tokens);
+      REQUIRE(store->get(match, device.view, places, {.layer_granularity = granularity}).value()->wait() ==
+              kBlocks * 4);
+      device.copy(found, false);
+      bool right = true;
+      for (size_t i = 0; i < kBlocks; ++i) right &= found.is_right(places[i], until(i));
+      CHECK(right);
+    }
+  }
+  // A `fault` device before it, and a build of the cuda device without nvcc, have no such kernel.
+  const BlockStoreCounters counters = store->counters();
+  CHECK((counters.gathers == 3 || counters.gathers == 0));
+  CHECK(counters.scatters == counters.gathers * (1 + spec.layers));
+}
+
+TEST_CASE("a few pieces, or those of the host's own memory, need no kernel", "[kvstore]") {
+  const KvSpec spec = small_spec();
+  OnDevice device(spec, 4, backend::SimOptions());
+  const auto store = open(spec, 20);
+  const std::vector<int32_t> tokens = prompt(40);
+  REQUIRE(store->put(std::span(tokens).first(8), device.view, std::vector<int64_t>{3, 0}).value()->wait() == 8);
+  CHECK(store->counters().copies == 12);
+  Memory memory(spec, 10);
+  for (int64_t i = 0; i < 10; ++i) memory.write(i, std::span(tokens).first(static_cast<size_t>((i + 1) * 4)));
+  REQUIRE(store->put(tokens, memory.view, numbers(10)).value()->wait() == 40);
+  CHECK(store->counters().gathers == 0);
+}
+
 TEST_CASE("a request is delivered while a put that came before it still waits for its data", "[kvstore]") {
   const KvSpec spec = small_spec();
-  OnDevice device(spec, 20, {});
+  OnDevice device(spec, 20, backend::SimOptions());
   const auto store = open(spec, 40);
   const std::vector<int32_t> known = prompt(40), computed(40, 7);
   REQUIRE(store->put(known, device.view, numbers(10)).value()->wait() == 40);

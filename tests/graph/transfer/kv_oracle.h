@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <span>
@@ -27,6 +28,13 @@ inline KvSpec small_spec() {
   return spec;
 }
 
+// One whose blocks' keys of a head, in a layer, are a page.
+inline KvSpec page_spec() {
+  KvSpec spec = small_spec();
+  spec.head_size = 4096 / (spec.block_tokens * spec.element_bytes);
+  return spec;
+}
+
 // A caller's memory for some blocks.
 class Memory {
  public:
@@ -44,12 +52,12 @@ class Memory {
     for (int64_t i = 0; i < 2 * spec.layers; ++i) planes_.emplace_back(static_cast<size_t>(blocks) * half_);
     for (int64_t i = 0; i < spec.layers; ++i) {
       view->layers.push_back(
-          {planes_[static_cast<size_t>(2 * i)].data(), planes_[static_cast<size_t>(2 * i) + 1].data()});
+          {planes_[static_cast<size_t>(2 * i)].data.get(), planes_[static_cast<size_t>(2 * i) + 1].data.get()});
     }
   }
 
   void clear() {
-    for (auto& plane : planes_) std::memset(plane.data(), 0xee, plane.size());
+    for (Plane& plane : planes_) std::memset(plane.data.get(), 0xee, plane.bytes);
   }
   // The block at the end of these tokens.
   void write(int64_t block, std::span<const int32_t> tokens) {
@@ -87,9 +95,22 @@ class Memory {
     }
   }
 
+  struct Free {
+    void operator()(std::byte* data) const { std::free(data); }
+  };
+  // On a page border.
+  struct Plane {
+    explicit Plane(size_t bytes)
+        : bytes((bytes / 4096 + 1) * 4096), data(static_cast<std::byte*>(std::aligned_alloc(4096, this->bytes))) {
+      std::memset(data.get(), 0, this->bytes);
+    }
+    size_t bytes;
+    std::unique_ptr<std::byte[], Free> data;
+  };
+
   const KvSpec spec_;
   const size_t half_;
-  std::vector<std::vector<std::byte>> planes_;
+  std::vector<Plane> planes_;
 };
 
 inline std::vector<int64_t> numbers(int64_t count, int64_t first = 0) {

@@ -24,9 +24,10 @@ struct Folder : backend::testing::TemporaryFolder {
   std::string operator/(const char* name) const { return path / name; }
 };
 
-inline BlockStoreOptions options_of(int64_t host_blocks, const std::string& disk = "", int64_t disk_blocks = 1000) {
+inline BlockStoreOptions options_of(int64_t host_blocks, const std::string& disk = "", int64_t disk_blocks = 1000,
+                                    const KvSpec& spec = small_spec()) {
   BlockStoreOptions options;
-  options.spec = small_spec();
+  options.spec = spec;
   const backend::BlockGeometry geometry = options.spec.geometry();
   options.host_bytes = host_blocks * geometry.block_bytes();
   options.disk_folder = disk;

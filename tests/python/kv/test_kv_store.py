@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import math
+import mmap
 import os
 import re
 import shutil
@@ -128,6 +130,37 @@ def test_blocks_go_where_they_are_wanted(tokens: torch.Tensor) -> None:
     store.get(match, *target, blocks=torch.tensor([19, 0]), first_block=8).wait()
     assert torch.equal(target[0][1][19], source[0][1][7])
     assert torch.equal(target[1][2][0], source[1][2][8])
+
+
+def on_pages(blocks: int, size: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Tensors of three layers that begin at page borders."""
+    shape = (blocks, 2, BLOCK, size)
+
+    def layer() -> torch.Tensor:
+        pages = torch.frombuffer(mmap.mmap(-1, 2 * math.prod(shape)), dtype=torch.bfloat16)
+        return pages.view(shape).copy_(torch.randn(shape))
+
+    return [layer() for _ in range(3)], [layer() for _ in range(3)]
+
+
+def test_blocks_of_the_disk_are_read_past_host_memory_into_tensors_on_page_borders(
+    tmp_path: Path, tokens: torch.Tensor
+) -> None:
+    wide = spec(head_size=4096 // (2 * BLOCK * 2))  # the keys of a block are a page
+    source = on_pages(10, wide.head_size)
+    kv.Store(wide, cpu="8MiB", ssd=str(tmp_path / "kv")).put(tokens, *source).wait_completely()
+    gc.collect()
+    store = kv.Store(wide, cpu="8MiB", ssd=str(tmp_path / "kv"))
+    target = on_pages(10, wide.head_size)
+    assert store.get(store.match(tokens), *target, past_host=True).wait() == 40
+    assert all(torch.equal(a, b) for a, b in zip(source[0] + source[1], target[0] + target[1], strict=True))
+    stats = store.stats()
+    assert (stats["blocks_read_past_host"], stats["merged_copies"], stats["host_blocks_used"]) == (10, 0, 0)
+    # Other tensors get theirs by way of host memory.
+    shifted = [[torch.empty(t.numel() + 8, dtype=t.dtype)[8:].view(t.shape) for t in side] for side in target]
+    assert store.get(store.match(tokens), *shifted, past_host=True).wait() == 40
+    assert all(torch.equal(a, b) for a, b in zip(source[0] + source[1], shifted[0] + shifted[1], strict=True))
+    assert store.stats()["blocks_read_past_host"] == 10
 
 
 def test_a_prefix_of_the_disk_is_there_in_a_new_process(tmp_path: Path, tokens: torch.Tensor) -> None:
@@ -386,7 +419,7 @@ def test_counters_are_told_to_people_and_to_prometheus(tokens: torch.Tensor) -> 
     assert (stats["puts"], stats["gets"], stats["blocks_stored"], stats["blocks_from_host"]) == (1, 1, 10, 10)
     assert "hetero_kv_blocks_from_host 10" in store.metrics()
     # Each figure says what it is, and the program knows no other.
-    assert set(_C.kv_counter_texts()) | {"disk_engine"} == set(stats)
+    assert set(_C.kv_counter_texts()) | {"disk_engine", "disk_unregistered"} == set(stats)
     assert "# HELP hetero_kv_disk_slots_used slots of the disk that have blocks\n" in store.metrics()
     store.reset()
     assert store.stats()["host_blocks_used"] == 0
