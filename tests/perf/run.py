@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -19,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from tests.perf import report
+from tests.perf import models, report
 from tests.perf.measure import DEPTH, DEVICE, PEERS, Row
 
 # In the order of the table; each is a file with a function `measure`.
@@ -44,6 +45,8 @@ BENCHMARKS = (
     "import_time",
     "gpu",
 )
+# Hours; they run only where they are named.
+LONG = ("models",)
 
 
 def run_one(name: str) -> tuple[list[Row], str | None]:
@@ -77,10 +80,12 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="print the names and end")
     parser.add_argument("--table", action="store_true", help="print build/bench.json as a markdown table and end")
     parser.add_argument("--into", type=Path, metavar="FILE", help="with --table: replace the table of FILE instead")
-    options = parser.parse_args()
+    options, rest = parser.parse_known_args()
     if options.list:
-        print("\n".join(BENCHMARKS))
+        print("\n".join(BENCHMARKS + LONG))
         return 0
+    if rest and options.names != ["models"]:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if options.table:
         text = report.markdown(BENCHMARKS)
         if options.into:
@@ -88,9 +93,11 @@ def main() -> int:
         else:
             print(text)
         return 0
-    unknown = sorted(set(options.names) - set(BENCHMARKS))
+    known = BENCHMARKS + LONG
+    unknown = sorted(set(options.names) - set(known))
     if unknown:
-        parser.error(f"no benchmark {', '.join(unknown)}; there are: {', '.join(BENCHMARKS)}")
+        parser.error(f"no benchmark {', '.join(unknown)}; there are: {', '.join(known)}")
+    os.environ[models.OPTIONS] = shlex.join(rest)
     os.environ[PEERS] = str(int(options.peers))
     os.environ[DEPTH] = str(options.depth)
 
