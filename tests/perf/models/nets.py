@@ -78,14 +78,14 @@ class Detector(nn.Module):
         self.register_buffer("size", size)
 
     def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Boxes of shape (batch, BEST, 4) as corners, and their scores."""
+        """The best scores, and their boxes of shape (batch, BEST, 4) as corners."""
         found = self.head(list(self.backbone(images).values()))
         shifts = found["bbox_regression"]
         center = shifts[..., :2] * 0.1 * self.size + self.center
         half = torch.exp((shifts[..., 2:] * 0.2).clamp(max=4.0)) * self.size / 2
         boxes = torch.cat([center - half, center + half], -1).clamp(0, self.PIXELS)
         scores, index = found["cls_logits"].softmax(-1)[..., 1:].amax(-1).topk(self.BEST)
-        return boxes.gather(1, index.unsqueeze(-1).expand(-1, -1, 4)), scores
+        return scores, boxes.gather(1, index.unsqueeze(-1).expand(-1, -1, 4))
 
 
 class Tagger(nn.Module):
