@@ -79,10 +79,13 @@ def openvino_network(network: torch.nn.Module, inputs: Sequence[torch.Tensor], p
     """A call of a network by OpenVINO, in the precisions of `openvino`. Raises ImportError where a part is missing."""
     import openvino as ov
 
+    sizes = [list(tensor.shape) for tensor in inputs]
     with torch.no_grad():
-        converted = ov.convert_model(
-            network, example_input=tuple(inputs), input=[list(tensor.shape) for tensor in inputs]
-        )
+        try:
+            converted = ov.convert_model(network, example_input=tuple(inputs), input=sizes)
+        except ov.frontend.OpConversionFailure:  # a trace has operators that an exported program decomposes
+            program = torch.export.export(network, tuple(inputs)).run_decompositions()
+            converted = ov.convert_model(program, input=sizes)
     if precision.startswith("int8"):
         with _quiet("nncf"):
             import nncf

@@ -41,11 +41,13 @@ class Model:
     legacy: bool = False
 
     def make(self) -> nn.Module:
-        """The model for inference, always with the same weights."""
+        """The model for inference, always with the same weights. In training, nothing is dropped."""
         torch.manual_seed(0)
         model = self.build().eval()
         generator = torch.Generator().manual_seed(1)
         for part in model.modules():
+            if type(part).__name__ in ("Dropout", "StochasticDepth"):
+                part.p = 0.0
             if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.running_mean is not None:
                 # Statistics of a new network would hide a wrong fold: mean 0, variance 1.
                 part.running_mean.normal_(0, 0.1, generator=generator)
@@ -131,13 +133,13 @@ MODELS = (
     Model("resnet18", "residual", vision("resnet18"), images(224), 8, "sgd"),
     Model("resnet50", "residual", vision("resnet50"), images(224), 8, "sgd"),
     Model("resnext50", "grouped", vision("resnext50_32x4d"), images(224), 8, "sgd"),
-    Model("mobilenet_v2", "depthwise", vision("mobilenet_v2", dropout=0.0), images(224), 8, "sgd"),
-    Model("mobilenet_v3", "depthwise", vision("mobilenet_v3_large", dropout=0.0), images(224), 8, "sgd"),
-    Model("efficientnet_b0", "depthwise", vision("efficientnet_b0", dropout=0.0, stochastic_depth_prob=0.0),
+    Model("mobilenet_v2", "depthwise", vision("mobilenet_v2"), images(224), 8, "sgd"),
+    Model("mobilenet_v3", "depthwise", vision("mobilenet_v3_large"), images(224), 8, "sgd"),
+    Model("efficientnet_b0", "depthwise", vision("efficientnet_b0"),
           images(224), 8, "sgd"),
     Model("densenet121", "dense", vision("densenet121"), images(224), 8, "sgd"),
-    Model("vgg11", "plain", vision("vgg11", dropout=0.0), images(224), 8, "sgd"),
-    Model("convnext_tiny", "modern", vision("convnext_tiny", stochastic_depth_prob=0.0), images(224), 8),
+    Model("vgg11", "plain", vision("vgg11"), images(224), 8, "sgd"),
+    Model("convnext_tiny", "modern", vision("convnext_tiny"), images(224), 8),
     Model("unet", "u-net", nets.UNet, images(192), 4, "sgd"),
     Model("ssdlite", "detector", nets.Detector, images(nets.Detector.PIXELS), 4, "sgd", compared=1),
     Model("r3d_18", "video", vision("r3d_18"), lambda batch: (torch.randn(batch, 3, 8, 112, 112),), 4, "sgd"),
@@ -147,7 +149,7 @@ MODELS = (
     Model("t5_encoder", "encoder", transformer("T5EncoderModel", "T5Config", BERT), padded(128, 32000), 8),
     Model("deit_small", "vision transformer", transformer("ViTModel", "ViTConfig", ("pixel_values",), **DEIT),
           images(224), 8),
-    Model("swin_tiny", "windowed", vision("swin_t", stochastic_depth_prob=0.0), images(224), 8),
+    Model("swin_tiny", "windowed", vision("swin_t"), images(224), 8),
     Model("clip_vision", "clip", transformer("CLIPVisionModel", "CLIPVisionConfig", ("pixel_values",),
           "pooler_output", image_size=224, patch_size=32, **CLIP_VISION), images(224), 8),
     Model("clip_text", "clip", transformer("CLIPTextModel", "CLIPTextConfig", BERT, **CLIP_TEXT),
