@@ -22,6 +22,7 @@ from tests.perf.report import circumstances
 FOLDER = ROOT / "build" / "models"
 TIMEOUT = 900.0  # seconds of a case
 REFERENCE = "reference"
+FORMAT = 2  # of the file
 SAME = ("processor", "cores", "threads", "torch")  # circumstances under which figures are continued
 
 
@@ -102,7 +103,7 @@ class Record:
         try:
             stored = json.loads(path.read_text())
             same = all(stored["facts"][name] == self.facts[name] for name in SAME)
-            if same and not fresh:
+            if same and stored["format"] == FORMAT and not fresh:
                 self.cases, self.work = stored["cases"], stored["work"]
         except (OSError, ValueError, KeyError, TypeError):
             return
@@ -111,8 +112,11 @@ class Record:
         """Writes the file, whole or not at all."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         part = self.path.with_suffix(".part")
-        part.write_text(json.dumps({"facts": self.facts, "cases": self.cases, "work": self.work}, indent=1) + "\n")
+        part.write_text(json.dumps(self._stored(), indent=1) + "\n")
         part.replace(self.path)
+
+    def _stored(self) -> Answer:
+        return {"format": FORMAT, "facts": self.facts, "cases": self.cases, "work": self.work}
 
     def forget(self, subjects: Iterable[str]) -> None:
         """Drops the figures of these subjects."""
@@ -147,9 +151,14 @@ def run_cases(
         for group in cases.values():
             for case in group:
                 done = record.cases.setdefault(case.key, [])
-                if len(done) >= number or any("reason" in answer for answer in done):
+                waiting = len(done) < number and not any("reason" in answer for answer in done)
+                if not waiting and whose(case) in record.work:
                     continue
-                if not prepare(record, case, runner):
+                prepared = prepare(record, case, runner)
+                if not waiting:
+                    record.save()
+                    continue
+                if not prepared:
                     done.append({"reason": record.work[whose(case)]["reason"]})
                     record.save()
                     continue

@@ -54,7 +54,7 @@ def mean(ratios: Sequence[float]) -> float:
 
 
 def rates(record: Record) -> dict[str, float] | None:
-    """The best rates that any subject reaches: operations a second of products and convolutions, bytes of a pass.
+    """The best rates that any subject reaches: operations a second of products and convolutions, bytes of passes.
 
     None where a probe did not run. The fastest call counts, not the median: a rate is what the processor can do.
     """
@@ -67,7 +67,8 @@ def rates(record: Record) -> dict[str, float] | None:
         ]  # fmt: skip
         if not fastest:
             return None
-        size = 2.0 * 4 * 2**22 if probe == "pass" else work.operations(record.work[f"inference/{probe}/1"])
+        known = record.work[f"inference/{probe}/1"]
+        size = work.operations(known) if probe in ("product", "convolution") else known["passed"]
         found[probe] = size / (min(fastest) / 1e6)
     return found
 

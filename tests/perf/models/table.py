@@ -172,6 +172,7 @@ MODELS = (
     Model("product", PROBE, lambda: nn.Linear(1024, 1024), lambda batch: (torch.randn(1024, 1024),), 1),
     Model("convolution", PROBE, lambda: nn.Conv2d(128, 128, 3, padding=1),
           lambda batch: (torch.randn(4, 128, 56, 56),), 1),
-    Model("pass", PROBE, nets.Pass, lambda batch: (torch.randn(2**22),), 1),
+    Model("memory", PROBE, nets.Pass, lambda batch: (torch.randn(2**22),), 1),
+    Model("cache", PROBE, nets.Pass, lambda batch: (torch.randn(2**17),), 1),
 )  # fmt: skip
 BY_NAME = {model.name: model for model in MODELS}

@@ -36,7 +36,7 @@ class Machine:
         if case.subject == self.failing:
             return {"reason": "RuntimeError: as it was told"}
         if case.subject == driver.REFERENCE:
-            return {"operators": [["product", 2e6, 4e3, 2]], "between": 1000}
+            return {"operators": [["product", 2e6, 4e3, 0.0, 2]], "between": 1000, "passed": 4000}
         waiting = self.times.get(case.subject, [1.0])
         time = waiting[min(self.asked.count(case.key), len(waiting)) - 1]
         return {"median_us": time, "best_us": time / 2, "first_call_s": 0.1}
@@ -154,12 +154,18 @@ def test_the_work_of_a_model_is_its_multiply_adds(tmp_path: Path) -> None:
     assert work.operations(work.count(grouped, (torch.randn(1, 8, 6, 6),))) == 2 * 8 * 36 * 9
 
 
-def test_the_floor_is_the_rate_of_the_work_or_of_memory_and_a_pass_between() -> None:
-    rates = {"product": 1e9, "convolution": 2e9, "pass": 1e9}
-    bound_by_work = {"operators": [["product", 4e6, 1e3, 2]], "between": 5e5}
+def test_a_weight_that_is_read_by_many_operators_comes_from_memory_once() -> None:
+    layer = torch.nn.Linear(30, 30, bias=False)
+    counted = work.count(torch.nn.Sequential(layer, layer), (torch.randn(10, 30),))
+    assert sorted(weights for _, _, _, weights, _ in counted["operators"]) == [0, 4 * 30 * 30]
+
+
+def test_the_floor_is_the_rate_of_the_work_or_of_its_bytes_and_a_pass_between() -> None:
+    rates = {"product": 1e9, "convolution": 2e9, "memory": 1e9, "cache": 1e10}
+    bound_by_work = {"operators": [["product", 4e6, 1e3, 1e3, 2]], "between": 5e6}
     assert math.isclose(work.floor_us(bound_by_work, rates), 2 * 4000 + 500)
-    bound_by_memory = {"operators": [["convolution", 1e3, 3e6, 1], ["gather", 0.0, 1e6, 1]], "between": 0}
-    assert math.isclose(work.floor_us(bound_by_memory, rates), 3000 + 1000)
+    bound_by_bytes = {"operators": [["convolution", 1e3, 1e7, 2e6, 1], ["gather", 0.0, 1e7, 0.0, 1]], "between": 0}
+    assert math.isclose(work.floor_us(bound_by_bytes, rates), 1000 + 2000 + 1000)
 
 
 @needs_hetero
