@@ -1,4 +1,5 @@
 """All benchmarks, or those named: `python -m tests.perf [NAME ...] [--peers] [--depth N] [--list] [--table]`.
+`models` takes hours, runs only where it is named, and has options of its own: `python -m tests.perf models --help`.
 
 Each prints its rows when it is done, and writes them to build/bench.json. A benchmark that fails is shown as failed
 and the others go on. The exit status is 1 only where one failed to run: no figure decides it.
@@ -80,6 +81,9 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="print the names and end")
     parser.add_argument("--table", action="store_true", help="print build/bench.json as a markdown table and end")
     parser.add_argument("--into", type=Path, metavar="FILE", help="with --table: replace the table of FILE instead")
+    if sys.argv[1:2] == ["models"] and {"-h", "--help"} & set(sys.argv):
+        models.parser().print_help()
+        return 0
     options, rest = parser.parse_known_args()
     if options.list:
         print("\n".join(BENCHMARKS + LONG))

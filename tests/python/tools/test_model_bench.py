@@ -12,6 +12,8 @@ import pytest
 import torch
 from helpers import needs_hetero
 
+from tests.perf import models as family_bench
+from tests.perf import run as bench
 from tests.perf.models import child, driver, figures, subjects, table, work
 from tests.perf.models.driver import Case, Record, run_cases
 
@@ -56,6 +58,27 @@ def test_the_table_has_24_models_of_all_families_and_no_name_twice() -> None:
     assert {model.family for model in models} >= FAMILIES
     assert len(table.BY_NAME) == len(table.MODELS)
     assert all(model.larger > 1 for model in models)
+
+
+def test_the_bench_has_options_of_its_own_and_other_benchmarks_refuse_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench.sys, "argv", ["bench", "models", "--help"])
+    assert bench.main() == 0
+    assert "--families" in capsys.readouterr().out
+    monkeypatch.setattr(bench.sys, "argv", ["bench", "chain", "--quick"])
+    with pytest.raises(SystemExit):
+        bench.main()
+    assert "unrecognized arguments: --quick" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", ["--models resnet1", "--families none", "--subjects nobody", "--training --subjects openvino"]
+)
+def test_a_name_that_is_not_there_is_refused_with_those_that_are(monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+    monkeypatch.setenv(family_bench.OPTIONS, words)
+    with pytest.raises(SystemExit, match="there are: "):
+        family_bench.measure()
 
 
 def test_subjects_of_a_model_take_turns_and_rounds_follow_each_other(tmp_path: Path) -> None:
