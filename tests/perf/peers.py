@@ -4,6 +4,7 @@ requirements file has them). All of them run with as many threads as PyTorch."""
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import tempfile
@@ -16,6 +17,7 @@ import torch
 
 Subject = TypeVar("Subject", bound=Callable[..., object])
 Encoder = Callable[[], torch.Tensor]  # one call, of the inputs that it was made for
+Network = Callable[[], list[torch.Tensor]]  # the same, with all results
 
 # An earlier run's kernels must not make compiling look cheap.
 os.environ.setdefault("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
@@ -67,62 +69,95 @@ def openvino(model: torch.nn.Module, inputs: dict[str, torch.Tensor], precision:
             "int8 static": all that NNCF quantizes of a transformer, calibrated by these very inputs.
     """
     try:
-        import openvino as ov
+        run = openvino_network(LastHidden(model, list(inputs)), tuple(inputs.values()), precision)
     except ImportError:
         return None
-    with torch.no_grad():
-        converted = ov.convert_model(LastHidden(model, list(inputs)), example_input=tuple(inputs.values()),
-                                     input=[list(tensor.shape) for tensor in inputs.values()])
-    if precision.startswith("int8"):
-        try:
-            with _quiet("nncf"):
-                import nncf
+    return lambda: run()[0]
 
-                if precision == "int8 dynamic":
-                    converted = nncf.compress_weights(converted, mode=nncf.CompressWeightsMode.INT8_SYM)
-                else:
-                    sample = [tensor.numpy() for tensor in inputs.values()]
-                    converted = nncf.quantize(converted, nncf.Dataset([sample]),
-                                              model_type=nncf.ModelType.TRANSFORMER, subset_size=1)
-        except ImportError:
-            return None
-    options = {"INFERENCE_PRECISION_HINT": precision if precision == "bf16" else "f32", "PERFORMANCE_HINT": "LATENCY",
-               "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+
+def openvino_network(network: torch.nn.Module, inputs: Sequence[torch.Tensor], precision: str = "f32") -> Network:
+    """A call of a network by OpenVINO, in the precisions of `openvino`. Raises ImportError where a part is missing."""
+    import openvino as ov
+
+    sizes = [list(tensor.shape) for tensor in inputs]
+    with torch.no_grad():
+        try:
+            converted = ov.convert_model(network, example_input=tuple(inputs), input=sizes)
+        except ov.frontend.OpConversionFailure:  # a trace has operators that an exported program decomposes
+            program = torch.export.export(network, tuple(inputs)).run_decompositions()
+            converted = ov.convert_model(program, input=sizes)
+    if precision.startswith("int8"):
+        with _quiet("nncf"):
+            import nncf
+
+            if precision == "int8 dynamic":
+                converted = nncf.compress_weights(converted, mode=nncf.CompressWeightsMode.INT8_SYM)
+            else:
+                sample = [tensor.numpy() for tensor in inputs]
+                converted = nncf.quantize(
+                    converted, nncf.Dataset([sample]), model_type=nncf.ModelType.TRANSFORMER, subset_size=1
+                )
+    options = {
+        "INFERENCE_PRECISION_HINT": precision if precision == "bf16" else "f32",
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+    }
     if precision == "int8 dynamic":
         options["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = "128"
     request = ov.Core().compile_model(converted, "CPU", options).create_infer_request()
-    arrays = [tensor.numpy() for tensor in inputs.values()]
-    return lambda: torch.from_numpy(request.infer(arrays)[0])
+    arrays = [tensor.numpy() for tensor in inputs]
+    return lambda: [torch.from_numpy(array) for array in request.infer(arrays).to_tuple()]
 
 
 def onnxruntime(model: torch.nn.Module, inputs: dict[str, torch.Tensor], precision: str = "f32") -> Encoder | None:
     """A call of the encoder by ONNX Runtime, in "f32" or "int8 dynamic" (`quantize_dynamic`), with all of its
     optimizations; None where it or the exporter of PyTorch is not installed."""
     try:
-        import onnxruntime as ort
-        import onnxscript  # noqa: F401  torch.onnx.export needs it, and onnx
+        run = onnxruntime_network(LastHidden(model, list(inputs)), tuple(inputs.values()), precision)
     except ImportError:
         return None
-    with torch.no_grad(), _quiet("onnxscript"):
-        exported = torch.onnx.export(LastHidden(model, list(inputs)), tuple(inputs.values()), verbose=False)
+    return lambda: run()[0]
+
+
+def onnxruntime_network(
+    network: torch.nn.Module, inputs: Sequence[torch.Tensor], precision: str = "f32", *, legacy: bool = False
+) -> Network:
+    """A call of a network by ONNX Runtime, in the precisions of `onnxruntime`. Raises an ImportError where a part is
+    missing. `legacy` is for PyTorch's older exporter, which keeps a recurrent network as one operator."""
+    import onnxruntime as ort
+
     options = ort.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     # Its threads spin while a call runs, and not in the time of the next subject.
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    made = exported.model_proto.SerializeToString()
+    made = _exported(network, tuple(inputs), legacy)
     if precision == "int8 dynamic":
         with _quiet("root"), tempfile.TemporaryDirectory() as folder:
             from onnxruntime.quantization import QuantType, quantize_dynamic
 
             Path(folder, "float32.onnx").write_bytes(made)
-            quantize_dynamic(f"{folder}/float32.onnx", f"{folder}/int8.onnx", per_channel=True,
-                             weight_type=QuantType.QInt8)
+            quantize_dynamic(
+                f"{folder}/float32.onnx", f"{folder}/int8.onnx", per_channel=True, weight_type=QuantType.QInt8
+            )
             made = Path(folder, "int8.onnx").read_bytes()
     session = ort.InferenceSession(made, options, providers=["CPUExecutionProvider"])
     names = [argument.name for argument in session.get_inputs()]
-    arrays = dict(zip(names, (tensor.numpy() for tensor in inputs.values()), strict=True))
-    return lambda: torch.from_numpy(session.run(None, arrays)[0])
+    arrays = dict(zip(names, (tensor.numpy() for tensor in inputs), strict=True))
+    return lambda: [torch.from_numpy(array) for array in session.run(None, arrays)]
+
+
+def _exported(network: torch.nn.Module, inputs: tuple[torch.Tensor, ...], legacy: bool) -> bytes:
+    """The network as an ONNX file."""
+    with torch.no_grad():
+        if legacy:
+            file = io.BytesIO()
+            torch.onnx.export(network, inputs, file, dynamo=False, verbose=False)
+            return file.getvalue()
+        import onnxscript  # noqa: F401  torch.onnx.export needs it, and onnx
+
+        with _quiet("onnxscript"):
+            return torch.onnx.export(network, inputs, verbose=False).model_proto.SerializeToString()
 
 
 @contextlib.contextmanager

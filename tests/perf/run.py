@@ -1,4 +1,5 @@
 """All benchmarks, or those named: `python -m tests.perf [NAME ...] [--peers] [--depth N] [--list] [--table]`.
+`models` takes hours, runs only where it is named, and has options of its own: `python -m tests.perf models --help`.
 
 Each prints its rows when it is done, and writes them to build/bench.json. A benchmark that fails is shown as failed
 and the others go on. The exit status is 1 only where one failed to run: no figure decides it.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -19,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from tests.perf import report
+from tests.perf import models, report
 from tests.perf.measure import DEPTH, DEVICE, PEERS, Row
 
 # In the order of the table; each is a file with a function `measure`.
@@ -44,6 +46,8 @@ BENCHMARKS = (
     "import_time",
     "gpu",
 )
+# Hours; they run only where they are named.
+LONG = ("models",)
 
 
 def run_one(name: str) -> tuple[list[Row], str | None]:
@@ -77,10 +81,15 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="print the names and end")
     parser.add_argument("--table", action="store_true", help="print build/bench.json as a markdown table and end")
     parser.add_argument("--into", type=Path, metavar="FILE", help="with --table: replace the table of FILE instead")
-    options = parser.parse_args()
-    if options.list:
-        print("\n".join(BENCHMARKS))
+    if sys.argv[1:2] == ["models"] and {"-h", "--help"} & set(sys.argv):
+        models.parser().print_help()
         return 0
+    options, rest = parser.parse_known_args()
+    if options.list:
+        print("\n".join(BENCHMARKS + LONG))
+        return 0
+    if rest and options.names != ["models"]:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if options.table:
         text = report.markdown(BENCHMARKS)
         if options.into:
@@ -88,9 +97,11 @@ def main() -> int:
         else:
             print(text)
         return 0
-    unknown = sorted(set(options.names) - set(BENCHMARKS))
+    known = BENCHMARKS + LONG
+    unknown = sorted(set(options.names) - set(known))
     if unknown:
-        parser.error(f"no benchmark {', '.join(unknown)}; there are: {', '.join(BENCHMARKS)}")
+        parser.error(f"no benchmark {', '.join(unknown)}; there are: {', '.join(known)}")
+    os.environ[models.OPTIONS] = shlex.join(rest)
     os.environ[PEERS] = str(int(options.peers))
     os.environ[DEPTH] = str(options.depth)
 
