@@ -12,21 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from torch_hetero.migration.holder import Holder, on_host, record_call, register_handle, share
+from torch_hetero.migration.holder import Holder, on_host, record_call, register_handle
 from torch_hetero.migration.recipe import Value
 from torch_hetero.migration.spec import NUMPY_DTYPES
 from torch_hetero.migration.strategy import find
 
 __all__ = ["ArrayHandle"]
-
-# Methods and functions whose results are views of their first argument.
-VIEWS = {
-    "numpy.ndarray.__getitem__", "numpy.ndarray.transpose", "numpy.ndarray.reshape", "numpy.ndarray.ravel",
-    "numpy.ndarray.swapaxes", "numpy.ndarray.squeeze", "numpy.ndarray.view", "numpy.transpose", "numpy.reshape",
-    "numpy.ravel", "numpy.swapaxes", "numpy.squeeze", "numpy.expand_dims", "numpy.moveaxis", "numpy.flip", "numpy.fliplr",
-    "numpy.flipud", "numpy.rot90", "numpy.asarray", "numpy.ascontiguousarray", "numpy.atleast_3d",
-}  # fmt: skip
-
 
 class ArrayHandle(np.lib.mixins.NDArrayOperatorsMixin):
     """Looks like a numpy array; see the module's text. Elements are computed when the host reads them."""
@@ -115,10 +106,16 @@ class ArrayHandle(np.lib.mixins.NDArrayOperatorsMixin):
     def __array_interface__(self) -> dict[str, Any]:
         return self._hetero_host().__array_interface__
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __bytes__(self) -> bytes:
+        return bytes(self._hetero_host())
+
+    def __buffer__(self, flags: int) -> memoryview:  # from Python 3.12 on
+        return memoryview(self._hetero_host())
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
         from torch_hetero.migration.shipping import reduce_handle
 
-        return reduce_handle(self)
+        return reduce_handle(self, protocol)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -180,8 +177,6 @@ def recorded(target: str, original: Callable[..., Any], positional: tuple[Any, .
     result = record_call(target, original, positional, keywords)
     if type(result) is ArrayHandle and result.shape == ():
         return result._hetero_host()[()]  # numpy returns scalars
-    if target in VIEWS and type(result) is ArrayHandle and type(positional[0]) is ArrayHandle:
-        share(positional[0], result, lambda array: original(array, *map(on_host, positional[1:]), **keywords))
     return result
 
 

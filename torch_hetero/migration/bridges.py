@@ -3,7 +3,7 @@
 Code in C refuses what only looks like an array. So while a plan is active,
 
 - functions that make a tensor, an array or an image of another kind of data are recorded, if they are given a handle, and
-- the functions of cv2 get the host's array of a handle, unless a rule says more.
+- the functions of cv2, and `numpy.random.shuffle`, get the host's array of a handle, unless a rule says more.
 
 ``numpy.asarray`` of an array is for code that wants a real one, and gives it.
 
@@ -15,6 +15,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from torch_hetero.migration.context import UNTRACKED, current
 from torch_hetero.migration.holder import HANDLES, on_host, record_call
@@ -39,6 +41,10 @@ def install(injector: Injector) -> None:
             injector.patch(
                 site_of(target, owner, name), lambda f, target=target: bridge(target, f), target not in UNSWEPT
             )
+    # Rows of another sequence are exchanged in Python, which is wrong for views.
+    shuffle = site_of("numpy.random.shuffle", np.random, "shuffle")
+    if not hasattr(np.random.shuffle, ORIGINAL):
+        injector.patch(shuffle, lambda f: bridge("", f))
     opencv = sys.modules.get("cv2")
     if opencv is not None:
         for name, function in vars(opencv).copy().items():

@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from torch_hetero.migration import session
@@ -230,6 +231,10 @@ def migrate(
         raise Unsupported(reason)
     if key is None:
         key = "/".join(filter(None, (current_key(), strategy.target)))
+    first = positional[0] if positional else None
+    shares = strategy.views and (not positional or isinstance(first, (np.ndarray, torch.Tensor)))
+    if shares and type(first) not in HANDLES:
+        raise Unsupported("its result shares memory with the program's own data")
     with untracked():
         step, build = record(strategy, original, positional, keywords, capture, key, device)
     if exact is None:
@@ -242,6 +247,9 @@ def migrate(
         for handle in handles:
             handle.info = dict(positional[0].info)  # as PIL's methods do
     result = build(*handles) if build is not None else handles[0] if len(handles) == 1 else tuple(handles)
+    if shares and type(result) in HANDLES:
+        rest, named = tuple(map(on_host, positional[1:])), on_host(keywords)
+        share(first, result, lambda data: original(data, *rest, **named))
     return strategy.returned(result, lambda: original(*positional, **keywords))
 
 

@@ -47,10 +47,10 @@ class ImageHandle(Image.Image):
         _ = self.im
         return super().load()
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: Any) -> Any:
         from torch_hetero.migration.shipping import reduce_handle
 
-        return reduce_handle(self)
+        return reduce_handle(self, protocol)
 
 
 register_handle("image", ImageHandle)

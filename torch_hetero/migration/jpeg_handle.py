@@ -83,10 +83,10 @@ class JpegHandle(JpegImageFile):
             holder.keep(self)
         return access
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: Any) -> Any:
         from torch_hetero.migration.shipping import reduce_handle
 
-        return reduce_handle(self)
+        return reduce_handle(self, protocol)
 
 
 HANDLES.add(JpegHandle)

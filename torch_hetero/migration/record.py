@@ -16,6 +16,19 @@ from torch_hetero.migration.strategy import Call, OnHost, Strategy, Unsupported
 __all__ = ["record", "results"]
 
 
+# What `numpy.errstate` may ask for where warnings are not enough.
+REPORTED = {"raise", "call", "print", "log"}
+
+
+def needs_gradient(argument: Any) -> bool:
+    """Whether an argument is a tensor that requires its gradient, or a list with one."""
+    if isinstance(argument, torch.Tensor):
+        return argument.requires_grad
+    if type(argument) is dict:
+        argument = list(argument.values())
+    return type(argument) in (list, tuple) and any(map(needs_gradient, argument))
+
+
 def record(
     strategy: Strategy,
     original: Callable[..., Any],
@@ -43,6 +56,10 @@ def record(
     if isinstance(strategy, OnHost):
         raise Unsupported(strategy.reason)
     arguments = strategy.bind(*positional, **keywords)
+    if any(map(needs_gradient, arguments.values())):
+        raise Unsupported("a tensor requires its gradient")
+    if strategy.target.startswith("numpy.") and not REPORTED.isdisjoint(np.geterr().values()):
+        raise Unsupported("numpy is told to report errors of floats")
     inputs: list[Value] = []
     values: dict[int, Any] = {}  # by the object that was captured; snapshots of constants, too
     read = strategy.read(arguments)

@@ -15,6 +15,7 @@ import io
 import math
 import pickle
 from collections.abc import Callable, Sequence
+from multiprocessing import parent_process
 from typing import Any
 
 import torch
@@ -83,13 +84,24 @@ def ship(handles: Sequence[Any]) -> None:
         holder.shipment = (shipment, index)
 
 
-def reduce_handle(handle: Any) -> tuple[Any, ...]:
-    """Returns what pickle needs to make a handle again; if it is on the host, an ordinary object."""
+def reduce_handle(handle: Any, protocol: Any) -> Any:
+    """Returns what pickle needs: in a worker, to make a handle again unless it is on the host; else an ordinary object."""
     holder = handle._hetero_holder
+    if parent_process() is None:  # for a file, perhaps, and for whoever may not have this package
+        data = copied(handle)
+        if holder.value.spec.kind == "image":  # pickle insists that an object's class is that of what it becomes
+            return type(data), (), data.__getstate__()
+        return data.__reduce_ex__(protocol)
     if holder.data is not None:
-        return itself, (handle.copy() if holder.value.spec.kind == "image" else holder.data,)
+        return itself, (copied(handle),)
     ship([handle])
     return Shipment.handle, holder.shipment
+
+
+@outside
+def copied(handle: Any) -> Any:
+    """Returns the host's object of a handle; of an image a copy, since the handle itself is one."""
+    return handle.copy() if handle._hetero_holder.value.spec.kind == "image" else handle._hetero_host()
 
 
 def itself(data: Any) -> Any:

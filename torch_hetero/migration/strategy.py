@@ -51,6 +51,7 @@ __all__ = [
     "all_strategies",
     "find",
     "load_entry_points",
+    "mark_views",
     "register",
 ]
 
@@ -180,6 +181,8 @@ class Strategy:
             dimension, even if sizes are equal. `takes_lists` says so of single calls.
         stacks: Whether `run` takes the data of a call whose specs are all equal as one input [batch, number, ...]. It
             is no copy if they are the rows of one batch, in order. Data of different specs comes as usual.
+        views: Whether the original's result shares memory with its first argument, or may be that argument. So calls with
+            the program's own data stay on the CPU, and results of handles become views of them.
         constants: Arrays and CPU tensors with up to this many elements are settings, not data. Handles are data.
         family: "vision", "audio", "text" or "generic".
         library: The distribution with the target, such as "opencv-python-headless", and `versions`, those in which the
@@ -193,6 +196,7 @@ class Strategy:
     exact_bytes: ClassVar[bool] = False
     ragged: ClassVar[bool] = False
     stacks: ClassVar[bool] = False
+    views: bool = False
     constants: ClassVar[int] = 0
     family: ClassVar[str] = "generic"
     library: ClassVar[str] = ""
@@ -293,6 +297,12 @@ def register(strategy: type[Strategy]) -> type[Strategy]:
     strategy.bind = staticmethod(eval(f"lambda {strategy.parameters}: {{{body}}}"))  # noqa: S307
     _strategies[strategy.target] = strategy()
     return strategy
+
+
+def mark_views(target: str) -> None:
+    """Says of a registered strategy that results share memory with the first argument: `Strategy.views`."""
+    if target in _strategies:
+        _strategies[target].views = True
 
 
 def find(target: str) -> Strategy | None:

@@ -13,9 +13,8 @@ import torch
 from torch.utils._pytree import tree_map
 
 from torch_hetero.migration import session
-from torch_hetero.migration.holder import Holder, record_call, register_handle, share
+from torch_hetero.migration.holder import Holder, record_call, register_handle
 from torch_hetero.migration.recipe import Value
-from torch_hetero.migration.strategy import find
 
 __all__ = ["TensorHandle"]
 
@@ -66,9 +65,6 @@ class TensorHandle(torch.Tensor):
         target = target_of(function)
         result = record_call(target, function, positional, keywords) if target else NotImplemented
         if result is not NotImplemented:
-            if type(result) is TensorHandle and type(first) is TensorHandle and getattr(find(target), "views", False):
-                rest = tree_map(on_host_tensor, positional[1:])
-                share(first, result, lambda tensor: function(tensor, *rest, **keywords))
             return result
         with torch._C.DisableTorchFunctionSubclass():
             return function(*tree_map(on_host_tensor, positional), **tree_map(on_host_tensor, keywords))
@@ -92,10 +88,10 @@ class TensorHandle(torch.Tensor):
             tensor.to(device, dtype) if memory_format is None else tensor.to(device, dtype, memory_format=memory_format)
         )
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: Any) -> Any:
         from torch_hetero.migration.shipping import reduce_handle
 
-        return reduce_handle(self)
+        return reduce_handle(self, protocol)
 
 
 def on_host_tensor(argument: Any) -> Any:

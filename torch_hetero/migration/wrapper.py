@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
@@ -80,6 +81,10 @@ def make_wrapper(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             leave(token)
 
+    if isinstance(original, np.ufunc):
+        for attribute in ("accumulate", "at", "identity", "nargs", "nin", "nout", "ntypes", "outer", "reduce", "reduceat",
+                          "resolve_dtypes", "signature", "types"):  # fmt: skip
+            setattr(wrapper, attribute, getattr(original, attribute))
     return wrapper
 
 

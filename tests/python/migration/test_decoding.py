@@ -350,7 +350,7 @@ def test_a_handle_has_the_files_bytes_of_the_call(plan: PipelineMigrator, tmp_pa
 
 
 @needs_hetero
-def test_a_recorded_file_is_pickled_as_its_bytes(plan: PipelineMigrator, tmp_path: Path) -> None:
+def test_a_recorded_file_is_pickled_as_the_librarys_object(plan: PipelineMigrator, tmp_path: Path) -> None:
     path = tmp_path / "file.jpg"
     path.write_bytes(jpeg(quality=60))
     handles = [cv2.imread(str(path)), tv_io.read_image(str(path)), Image.open(path)]
@@ -358,7 +358,7 @@ def test_a_recorded_file_is_pickled_as_its_bytes(plan: PipelineMigrator, tmp_pat
     for handle in handles:
         data = pickle.dumps(handle)
         again = pickle.loads(data)
-        assert is_recorded(again)
+        assert not is_recorded(again) and type(again) in (np.ndarray, torch.Tensor, Image.Image)
         assert np.array_equal(np.asarray(again), np.asarray(handle))
 
 

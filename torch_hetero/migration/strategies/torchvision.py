@@ -19,7 +19,18 @@ from torch_hetero.migration.strategies import pillow_filters as filters
 from torch_hetero.migration.strategies import pillow_pixels as pixels
 from torch_hetero.migration.strategies import torchvision_tensors as tensors
 from torch_hetero.migration.strategies.pillow import (
-    BRIGHTNESS, COLOR, CONTRAST, MODES, Calls, Plan, key_of_plan, on_lists, plan_enhance, random_images, run_plan, size_of,
+    BRIGHTNESS,
+    COLOR,
+    CONTRAST,
+    MODES,
+    Calls,
+    Plan,
+    key_of_plan,
+    on_lists,
+    plan_enhance,
+    random_images,
+    run_plan,
+    size_of,
     with_bands,
 )  # fmt: skip
 from torch_hetero.migration.strategy import EXACT, Call, Mapped, Strategy, Tensors, Tolerance, Unsupported, register
