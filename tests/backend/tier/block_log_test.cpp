@@ -278,16 +278,18 @@ TEST_CASE("Records that are appended during a compaction are kept", "[tier]") {
   Opened opened;
   BlockLog& log = opened.open();
   std::atomic<bool> ends{false};
+  int failed = 0;  // Catch2's macros are for one thread
   std::thread appends([&] {
     for (uint64_t i = 1; i <= 3000; ++i) {
-      CHECK(log.publish({record_of(static_cast<int64_t>(i % 50), i)}) == 0);
-      if (i % 3 == 0) CHECK(log.erase({static_cast<int64_t>(i % 50)}) == 0);
+      failed += log.publish({record_of(static_cast<int64_t>(i % 50), i)}) != 0;
+      if (i % 3 == 0) failed += log.erase({static_cast<int64_t>(i % 50)}) != 0;
     }
     ends = true;
   });
   int compactions = 0;
   for (; !ends || compactions < 2; ++compactions) CHECK(log.compact() == 0);
   appends.join();
+  CHECK(failed == 0);
   const std::map<int64_t, uint64_t> before = opened.keys();
   CHECK(log.counters().compactions == compactions);
   opened.open();
