@@ -44,8 +44,8 @@ constexpr size_t kBlockBytes = size_t{64} * kPieceThreads;
 
 }  // namespace
 
-// It has met no GPU, and its test in cuda_test.cpp finds wrong bytes on the stand-in. Until the cause
-// is known, batches of copies go in its place (docs/house.md).
+// It has met no GPU, and its test in cuda_test.cpp finds wrong bytes on the stand-in. Until the
+// cause is known, batches of copies go in its place (docs/house.md).
 constexpr bool kIsTrusted = false;
 
 bool PieceKernel::is_there() {
