@@ -520,13 +520,12 @@ def test_a_patch_of_others_on_top_stays_and_is_reported(library: types.ModuleTyp
     assert np.array_equal(library.brighten(noise(2, 2)), original(noise(2, 2)))  # through what remains of the wrapper
 
 
-def test_a_module_that_is_imported_later_is_patched_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "late_photolib.py").write_text("def flip(image):\n    return image[::-1]\n")
-    monkeypatch.syspath_prepend(tmp_path)
+def register_flip(name: str) -> None:
+    """Registers a strategy for a function that turns images upside down."""
 
     @register
-    class Late(Strategy):
-        target = "late_photolib.flip"
+    class Flip(Strategy):
+        target = name
         parameters = "image"
         data = ("image",)
 
@@ -536,6 +535,12 @@ def test_a_module_that_is_imported_later_is_patched_then(tmp_path: Path, monkeyp
         def run(self, inputs: Any, static: Any, sample: Any) -> torch.Tensor:
             return inputs[0].flip([1])
 
+
+def test_a_module_that_is_imported_later_is_patched_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "late_photolib.py").write_text("def flip(image):\n    return image[::-1]\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    register_flip("late_photolib.flip")
     with PipelineMigrator({"late_photolib.flip": "hetero"}):
         import late_photolib
 
@@ -563,19 +568,7 @@ def test_parts_that_a_package_loads_when_asked_are_patched_when_its_import_has_e
     )
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("core", "parts"):
-
-        @register
-        class Part(Strategy):
-            target = f"lazy_photolib.{name}.flip"
-            parameters = "image"
-            data = ("image",)
-
-            def map(self, call: Any) -> Mapped:
-                return Mapped(call["image"])
-
-            def run(self, inputs: Any, static: Any, sample: Any) -> torch.Tensor:
-                return inputs[0].flip([1])
-
+        register_flip(f"lazy_photolib.{name}.flip")
     with PipelineMigrator({"lazy_photolib.core.flip": "hetero", "lazy_photolib.parts.flip": "hetero"}):
         import lazy_photolib
 

@@ -83,7 +83,8 @@ def run_plan(images: Images, static: tuple[Any, ...], sample: Sequence[torch.Ten
     """Computes images [batch, height, width, bands], or a list of them where `on_lists` says so, by mapped plans."""
     kind, *settings = static
     if on_lists(static, images[0].device):
-        return LISTED[kind](list(images), sample, *settings)
+        function, count = LISTED[kind]
+        return function(list(images), sample, *settings[:count])
     return RUNNERS[kind](images, sample, *settings)
 
 
@@ -98,7 +99,7 @@ def on_lists(static: tuple[Any, ...], device: torch.device) -> bool:
 def key_of_plan(static: tuple[Any, ...], lists: bool) -> Hashable:
     """Returns what plans of one batch have in common: of those on lists, what their operators do not find out."""
     kind, *settings = static
-    return (kind, *settings[: LISTED_SETTINGS[kind]]) if lists else static
+    return (kind, *settings[: LISTED[kind][1]]) if lists else static
 
 
 def with_bands(images: Images) -> Images:
@@ -232,7 +233,7 @@ def run_resize(
 
 
 def resize_list(
-    images: list[torch.Tensor], sample: Sequence[torch.Tensor], kind: int, size: tuple[int, int], *_: Any
+    images: list[torch.Tensor], sample: Sequence[torch.Tensor], kind: int, size: tuple[int, int]
 ) -> torch.Tensor:
     return torch.ops.hetero.pil_resize(images, sample[0], size, kind)
 
@@ -247,7 +248,7 @@ def run_parts(
 
 
 def resize_parts_of_list(
-    images: list[torch.Tensor], sample: Sequence[torch.Tensor], kind: int, size: tuple[int, int], *_: Any
+    images: list[torch.Tensor], sample: Sequence[torch.Tensor], kind: int, size: tuple[int, int]
 ) -> torch.Tensor:
     return sampling.resize_parts_of_list(images, kind, size, sample[0])
 
@@ -352,7 +353,7 @@ def run_affine(
 
 
 def affine_of_list(
-    images: list[torch.Tensor], sample: Sequence[torch.Tensor], size: tuple[int, int], resample: int, *_: Any
+    images: list[torch.Tensor], sample: Sequence[torch.Tensor], size: tuple[int, int], resample: int
 ) -> torch.Tensor:
     return torch.ops.hetero.pil_affine(images, sample[0], size, resample, [])
 
@@ -514,15 +515,15 @@ def run_grey(images: torch.Tensor, sample: Sequence[torch.Tensor], source: str, 
     return grey if mode == "L" else grey.expand(*grey.shape[:3], 3)
 
 
-def enhance_list(images: list[torch.Tensor], sample: Sequence[torch.Tensor], *_: Any) -> torch.Tensor:
+def enhance_list(images: list[torch.Tensor], sample: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.ops.hetero.pil_enhance(images, *sample)
 
 
-# What operators compute that take lists of images; how many of a plan's settings they need.
+# What operators compute that take lists of images, and how many of a plan's settings they need.
 LISTED = {
-    "resize": resize_list, "parts": resize_parts_of_list, "affine": affine_of_list, "enhance": enhance_list,
+    "resize": (resize_list, 2), "parts": (resize_parts_of_list, 2), "affine": (affine_of_list, 2),
+    "enhance": (enhance_list, 0),
 }  # fmt: skip
-LISTED_SETTINGS = {"resize": 2, "parts": 2, "affine": 2, "enhance": 0}
 
 RUNNERS = {
     "enhance": run_enhance,
