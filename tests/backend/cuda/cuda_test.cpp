@@ -6,7 +6,9 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -52,6 +54,21 @@ bool is_skipped(bool lacks_gpu) {
   ++skipped.count;
   return true;
 }
+
+// Memory of the host, once pageable and once pinned.
+class HostMemories {
+ public:
+  explicit HostMemories(size_t bytes) : pageable_(bytes) {
+    REQUIRE(cudaMallocHost(reinterpret_cast<void**>(&pinned_), bytes) == cudaSuccess);
+  }
+  ~HostMemories() { cudaFreeHost(pinned_); }
+  std::array<char*, 2> all() { return {pageable_.data(), pinned_}; }
+  char* pinned() const { return pinned_; }
+
+ private:
+  std::vector<char> pageable_;
+  char* pinned_ = nullptr;
+};
 
 TEST_CASE("a GPU that the machine lacks is refused with a clear sentence") {
   const auto device = CudaDevice::create(1000);
@@ -154,10 +171,9 @@ TEST_CASE("a batch of small copies goes to the GPU and comes back, from pageable
   if (is_skipped(device == nullptr)) return;
   constexpr size_t kCopies = 30, kCount = 33;
   const size_t bytes = kCount * sizeof(int32_t);
-  std::vector<int32_t> pageable(kCopies * kCount);
-  int32_t* pinned = nullptr;
-  REQUIRE(cudaMallocHost(reinterpret_cast<void**>(&pinned), kCopies * bytes) == cudaSuccess);
-  for (int32_t* const host : {pageable.data(), pinned}) {
+  HostMemories memories(kCopies * bytes);
+  for (char* const memory : memories.all()) {
+    auto* const host = reinterpret_cast<int32_t*>(memory);
     std::iota(host, host + kCopies * kCount, 7);
     std::vector<int32_t> back(kCopies * kCount);
     std::vector<Block> blocks;
@@ -178,7 +194,6 @@ TEST_CASE("a batch of small copies goes to the GPU and comes back, from pageable
     REQUIRE(device->counters().copy_batches == before + 2);
     REQUIRE(std::equal(back.begin(), back.end(), host));
   }
-  cudaFreeHost(pinned);
 }
 
 TEST_CASE("pieces of more bytes than a staging buffer go in a few batches, and a large one by itself") {
@@ -187,13 +202,11 @@ TEST_CASE("pieces of more bytes than a staging buffer go in a few batches, and a
   constexpr size_t kPieces = 700, kPiece = 16 << 10, kLarge = 5 << 20, kAll = 2 * kPieces * kPiece + kLarge;
   Result<Block> block = device->allocate(2 * kAll);
   REQUIRE(block.ok());
-  std::vector<char> pageable(kAll);
-  void* pinned = nullptr;
-  REQUIRE(cudaMallocHost(&pinned, kAll) == cudaSuccess);
-  for (char* const host : {pageable.data(), static_cast<char*>(pinned)}) {
+  HostMemories memories(kAll);
+  for (char* const host : memories.all()) {
     std::iota(host, host + kAll, 0);
     std::vector<char> back(kAll);
-    char* const target = host == pinned ? host : back.data();
+    char* const target = host == memories.pinned() ? host : back.data();
     std::vector<CopyRange> in, out;
     // Scattered in the device: pieces backwards, with gaps.
     char* there = static_cast<char*>(block.value().data()) + 2 * kAll;
@@ -214,10 +227,9 @@ TEST_CASE("pieces of more bytes than a staging buffer go in a few batches, and a
     REQUIRE(device->queue(QueueKind::kDeviceToHost).synchronize().ok());
     const DeviceCounters after = device->counters();
     // 700 pieces are 11 MiB, three buffers, before the large one and behind it.
-    CHECK(after.copy_batches - before.copy_batches == (host == pinned ? 2 : 12));
+    CHECK(after.copy_batches - before.copy_batches == (host == memories.pinned() ? 2 : 12));
     CHECK(std::equal(expected.begin(), expected.end(), target));
   }
-  cudaFreeHost(pinned);
 }
 
 TEST_CASE("many small pieces are copied by one kernel for each staging buffer, from any memory of the host") {
@@ -227,10 +239,8 @@ TEST_CASE("many small pieces are copied by one kernel for each staging buffer, f
   constexpr size_t kPieces = 600, kPiece = (16 << 10) - 8, kAll = kPieces * kPiece;
   Result<Block> block = device->allocate(2 * kAll);
   REQUIRE(block.ok());
-  std::vector<char> pageable(kAll);
-  void* pinned = nullptr;
-  REQUIRE(cudaMallocHost(&pinned, kAll) == cudaSuccess);
-  for (char* const host : {pageable.data(), static_cast<char*>(pinned)}) {
+  HostMemories memories(kAll);
+  for (char* const host : memories.all()) {
     std::iota(host, host + kAll, 0);
     const std::vector<char> expected(host, host + kAll);
     std::vector<CopyRange> in, out;
@@ -256,12 +266,53 @@ TEST_CASE("many small pieces are copied by one kernel for each staging buffer, f
     CHECK(after.copies_in - before.copies_in == kPieces - 1);
     CHECK(after.bytes_in - before.bytes_in == after.bytes_out - before.bytes_out);
     // Without nvcc when this was built, or without a driver, they are batches of copies.
-    const int64_t transfers = host == pinned ? 1 : 3;
+    const int64_t transfers = host == memories.pinned() ? 1 : 3;
     CHECK(after.copy_batches - before.copy_batches == 2 * transfers);
     CHECK(after.launches - before.launches == (scattered.value() ? 2 * transfers : 0));
     CHECK(gathered.value() == scattered.value());
   }
-  cudaFreeHost(pinned);
+}
+
+// A bench: hetero_backend_tests "[pieces-bench]".
+TEST_CASE("what many small pieces take by one kernel and by batches of copies", "[.][pieces-bench]") {
+  const std::unique_ptr<CudaDevice> device = first_gpu();
+  if (is_skipped(device == nullptr)) return;
+  constexpr size_t kAll = size_t{64} << 20;
+  Result<Block> block = device->allocate(2 * kAll);
+  REQUIRE(block.ok());
+  HostMemories memories(kAll);
+  std::printf("| memory | direction | bytes a piece | by the kernel, GB/s | by batches, GB/s |\n|---|---|---|---|---|\n");
+  for (char* const host : memories.all()) {
+    std::fill(host, host + kAll, 'a');
+    for (const size_t piece : {size_t{512}, size_t{4} << 10, size_t{16} << 10, size_t{64} << 10}) {
+      std::vector<CopyRange> in, out;
+      for (size_t i = 0, count = kAll / piece; i < count; ++i) {
+        char* const there = static_cast<char*>(block.value().data()) + 2 * piece * (i * 7 % count);
+        in.push_back({there, host + i * piece, piece});
+        out.push_back({host + i * piece, there, piece});
+      }
+      for (const bool into_device : {true, false}) {
+        Queue& queue = device->queue(into_device ? QueueKind::kHostToDevice : QueueKind::kDeviceToHost);
+        const std::vector<CopyRange>& ranges = into_device ? in : out;
+        double rates[2] = {};  // the best of some: GB/s
+        for (int round = 0; round < 10; ++round) {
+          const bool by_kernel = round % 2 == 0;
+          const auto begin = std::chrono::steady_clock::now();
+          if (by_kernel) {
+            const Result<bool> done = copy_scattered(queue, ranges);
+            REQUIRE((done.ok() && done.value()));
+          } else {
+            REQUIRE(queue.copy_batch(ranges).ok());
+          }
+          REQUIRE(queue.synchronize().ok());
+          const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+          rates[by_kernel ? 0 : 1] = std::max(rates[by_kernel ? 0 : 1], kAll / took.count() / 1e9);
+        }
+        std::printf("| %s | %s | %zu | %.1f | %.1f |\n", host == memories.pinned() ? "pinned" : "pageable",
+                    into_device ? "to the GPU" : "from the GPU", piece, rates[0], rates[1]);
+      }
+    }
+  }
 }
 
 TEST_CASE("few or large pieces, and those within one memory, are no work for the kernel") {
@@ -332,7 +383,6 @@ TEST_CASE("queues start after what a stream of the caller has, and it goes on af
     REQUIRE(queue.synchronize().ok());
   }
   REQUIRE(cudaStreamDestroy(stream) == cudaSuccess);
-  cudaFreeHost(pinned);
 }
 
 TEST_CASE("a request beyond the GPU's memory fails with figures and the device stays usable") {

@@ -5,7 +5,8 @@
 //   ...the kernel's text...
 //   emulation::run(blocks, has_barriers, [&] { kernel(arguments); });
 //
-// Each translation unit has threads of its own; one kernel runs at a time.
+// Each translation unit has threads of its own; one kernel runs at a time. Kernels are hidden: a
+// library's would otherwise be replaced by one of the same name in the program, with its threads.
 
 #pragma once
 
@@ -16,7 +17,7 @@
 #include <functional>
 #include <memory>
 
-#define __global__
+#define __global__ __attribute__((visibility("hidden")))
 #define __shared__ static
 #define __launch_bounds__(threads)
 #define __grid_constant__

@@ -343,12 +343,12 @@ def programs() -> types.ModuleType:
     module.__file__ = str(Path(__file__).with_name("own_program.py"))
     exec(
         "import asyncio, photolib\nfrom photolib import brighten\nfrom torch_hetero.migration.context import current_key\n"
-        "def prepare(image):\n    return brighten(image, 1)\n"
-        "def outer(image):\n    return prepare(image)\n"
+        "def prepare_photo(image):\n    return brighten(image, 1)\n"
+        "def outer(image):\n    return prepare_photo(image)\n"
         "def generate(image):\n    for k in range(2):\n        yield brighten(image, k)\n"
         "async def later(image):\n    await asyncio.sleep(0)\n    result = brighten(image, 1)\n    await asyncio.sleep(0)\n    return result\n"
         "async def stream(image):\n    for k in range(2):\n        await asyncio.sleep(0)\n        yield brighten(image, k)\n"
-        "class Album:\n    def __getitem__(self, index):\n        return prepare(index)\n",
+        "class Album:\n    def __getitem__(self, index):\n        return prepare_photo(index)\n",
         module.__dict__,
     )
     for value in list(vars(module).values()):
@@ -367,25 +367,25 @@ def program(library: types.ModuleType, brighten: type[Brighten]) -> Iterator[typ
 def test_the_longest_key_that_a_path_ends_with_wins(program: types.ModuleType, library: types.ModuleType) -> None:
     plan = {
         "photolib.brighten": {"mode": "cpu"},
-        "prepare/photolib.brighten": "hetero",
-        "Album/__getitem__/prepare": {"mode": "cpu"},
+        "prepare_photo/photolib.brighten": "hetero",
+        "Album/__getitem__/prepare_photo": {"mode": "cpu"},
     }
     image = noise(4, 4)
     with PipelineMigrator(plan) as migrator:
         assert type(library.brighten(image)) is np.ndarray
-        assert is_recorded(program.prepare(image)) and is_recorded(program.outer(image))
+        assert is_recorded(program.prepare_photo(image)) and is_recorded(program.outer(image))
         program.Album()[image]
     total = migrator.report.total()
     assert total["photolib.brighten"].fallbacks == {"the plan keeps it on the CPU": 1}
-    assert not any(key.endswith("prepare/photolib.brighten") for key in total)  # recorded, and never read
+    assert not any(key.endswith("prepare_photo/photolib.brighten") for key in total)  # recorded, and never read
 
 
 def test_a_context_ends_when_its_call_ends_also_by_an_exception(program: types.ModuleType) -> None:
-    with PipelineMigrator({"prepare/photolib.brighten": "hetero"}):
+    with PipelineMigrator({"prepare_photo/photolib.brighten": "hetero"}):
         with pytest.raises(TypeError):
-            program.prepare(None, 1)
+            program.prepare_photo(None, 1)
         with pytest.raises(AttributeError):
-            program.prepare(None)
+            program.prepare_photo(None)
         assert current_key() == ""
 
 
@@ -489,7 +489,7 @@ def test_every_name_is_patched_and_every_object_is_identical_again(
         "photolib.Child.fixed": {"mode": "cpu"},
         "photolib.Filter.named": {"mode": "cpu"},
         "cv2.flip": "hetero",
-        "outer/prepare": {"mode": "cpu"},
+        "outer/prepare_photo": {"mode": "cpu"},
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -680,7 +680,7 @@ def test_a_plan_that_cannot_be_used_is_refused_with_a_sentence(plan: dict[str, A
 
 def test_files_are_read_and_written_whole(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    plan = Plan.load({"cv2.flip": {"minimum_bytes": 9, "evidence": {"gain": 2.0}}, "prepare/cv2.flip": "cpu"})
+    plan = Plan.load({"cv2.flip": {"minimum_bytes": 9, "evidence": {"gain": 2.0}}, "prepare_photo/cv2.flip": "cpu"})
     plan.save(path)
     assert Plan.load(path) == plan
     path.write_text('{"cv2.flip": "hetero", "cv2.flip": "cpu"}')
@@ -705,7 +705,7 @@ def test_a_key_may_name_a_method_of_the_programs_own_class(program: types.Module
     for key in ("Album.__getitem__/photolib.brighten", "own_program.Album.__getitem__/photolib.brighten"):
         with PipelineMigrator({key: "hetero"}):
             assert is_recorded(program.Album()[noise(3, 3)])
-            assert type(program.prepare(noise(3, 3))) is np.ndarray
+            assert type(program.prepare_photo(noise(3, 3))) is np.ndarray
     with pytest.raises(PlanError, match="own_program.Album has no __getitems__; did you mean __getitem__"):
         PipelineMigrator({"Album.__getitems__": "hetero"}).activate()
     assert program.Album.__getitem__ is method
@@ -754,17 +754,17 @@ def test_keys_that_match_nothing_and_names_that_match_twice_are_reported(program
     other = types.ModuleType("other_program")
     other.__file__ = program.__file__
 
-    def prepare(image: Any) -> Any:
+    def prepare_photo(image: Any) -> Any:
         return image
 
-    prepare.__module__ = "other_program"
-    other.prepare = prepare
+    prepare_photo.__module__ = "other_program"
+    other.prepare_photo = prepare_photo
     sys.modules["other_program"] = other
     try:
         with pytest.raises(
-            PlanError, match="prepare may be own_program.prepare and other_program.prepare; write which"
+            PlanError, match="prepare_photo may be own_program.prepare_photo and other_program.prepare_photo; write which"
         ):
-            PipelineMigrator({"prepare": "hetero"}).activate()
+            PipelineMigrator({"prepare_photo": "hetero"}).activate()
     finally:
         del sys.modules["other_program"]
     assert EXACT.exact and Spec("array", (2, 3), torch.uint8).nbytes == 6
