@@ -31,6 +31,9 @@ target_include_directories(torch SYSTEM INTERFACE ${HETERO_TORCH_DIR}/include
 target_compile_definitions(torch INTERFACE _GLIBCXX_USE_CXX11_ABI=${_torch_cxx11_abi})
 # A CUDA build of libtorch_cpu refers to CUDA libraries that only its own RPATH finds.
 target_link_options(torch INTERFACE -Wl,--allow-shlib-undefined)
+# libtorch has the shared C++ library. A compiler that finds only the static one would add a second, between which exceptions and
+# streams break.
+target_link_libraries(torch INTERFACE -l:libstdc++.so.6)
 target_link_libraries(torch INTERFACE ${HETERO_TORCH_DIR}/lib/libtorch_cpu.so ${HETERO_TORCH_DIR}/lib/libc10.so)
 
 add_library(torch_python INTERFACE)

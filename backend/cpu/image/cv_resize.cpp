@@ -173,7 +173,7 @@ struct ColumnKey {
 };
 
 template <typename Columns, typename Make>
-const Columns& cached_columns(const ColumnKey& key, const Make& make) {
+const Columns& cached_columns(ColumnKey key, Make make) {
   static thread_local Columns columns;
   static thread_local ColumnKey last;
   if (!(last == key)) {

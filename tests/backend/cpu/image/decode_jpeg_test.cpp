@@ -78,6 +78,7 @@ TEST_CASE("decode_jpeg: a file that ends early is refused, wherever it ends") {
     Pixels pixels(PixelOrder::kGrey);
     const Status status = decode({whole.begin(), whole.begin() + static_cast<long>(length)}, pixels);
     INFO(length);
+    REQUIRE_FALSE(status.ok());
     REQUIRE(status.error_class() == ErrorClass::kUsage);
     REQUIRE(status.message().starts_with("cannot decode the JPEG file: "));
     REQUIRE(pixels.has_guard());
