@@ -93,6 +93,9 @@ struct OpTraits {
   // The output begins with the first operand and grows in one dimension, so it may take that one's
   // memory: see ops/record/layouts.h.
   bool grows = false;
+  // Runs as well on images with their channels last, and makes such: see channels_last.h. Pointwise
+  // operators need not say so.
+  bool keeps_layout = false;
   // Runs on the accelerator; otherwise on the CPU always.
   bool on_accelerator = true;
   // A host task: long, single, not worth fusing, and without a kernel for accelerators, such as

@@ -21,6 +21,7 @@ graph::OpTraits traits_of(const std::string& name) {
   traits.has_tail = row.tail;
   traits.grows = row.grows;
   traits.host_task = row.host_task;
+  traits.keeps_layout = row.keeps_layout;
   add_device_kernel(traits);
   return traits;
 }

@@ -1,9 +1,12 @@
 #include "ops/kernels/convolution.h"
 
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/ones.h>
 
 #include <algorithm>
@@ -15,6 +18,7 @@
 #include "ops/kernels/kernel.h"
 #include "ops/kernels/measure.h"
 #include "ops/kernels/own_kernel.h"
+#include "ops/kernels/packed_weights.h"
 #include "ops/record/call.h"
 
 namespace hetero::ops {
@@ -25,16 +29,22 @@ using backend::ConvolutionGeometry;
 
 std::atomic<int64_t> measurements;
 std::atomic<int> forced{-1};
+// How much faster a convolution has to be for the memory of a packed weight.
+constexpr double kWorthPacking = 1.05;
 
 // ---- recognizing a convolution ------------------------------------------------------------------
 
+using Numbers3 = c10::SmallVector<int64_t, 3>;
+
 // The arguments that both operators have behind their tensors.
 struct Settings {
-  c10::SmallVector<int64_t, 3> stride, padding, dilation;
+  Numbers3 stride, padding, dilation;
+  int64_t groups = 1;
+  bool operator==(const Settings&) const = default;
 };
 
 // A list of `rank` numbers, or of one that stands for all.
-bool read_list(Decoder& decoder, size_t rank, c10::SmallVector<int64_t, 3>& list) {
+bool read_list(Decoder& decoder, size_t rank, Numbers3& list) {
   const Tag tag = decoder.next();
   if (tag != Tag::kSizes && tag != Tag::kIntegers) return false;
   const auto length = decoder.get<uint32_t>();
@@ -46,9 +56,9 @@ bool read_list(Decoder& decoder, size_t rank, c10::SmallVector<int64_t, 3>& list
 }
 
 // stride, padding, dilation, transposed, output_padding, groups. False for a convolution that is
-// transposed or has groups.
+// transposed.
 bool read_settings(Decoder& decoder, size_t rank, Settings& settings) {
-  c10::SmallVector<int64_t, 3> output_padding;
+  Numbers3 output_padding;
   if (!read_list(decoder, rank, settings.stride) || !read_list(decoder, rank, settings.padding) ||
       !read_list(decoder, rank, settings.dilation)) {
     return false;
@@ -56,12 +66,16 @@ bool read_settings(Decoder& decoder, size_t rank, Settings& settings) {
   if (decoder.next() != Tag::kBoolean || decoder.get<uint8_t>() != 0) return false;
   if (!read_list(decoder, rank, output_padding)) return false;
   const Tag tag = decoder.next();
-  return (tag == Tag::kSize || tag == Tag::kInteger) && decoder.integer(tag) == 1;
+  if (tag != Tag::kSize && tag != Tag::kInteger) return false;
+  settings.groups = decoder.integer(tag);
+  return settings.groups >= 1;
 }
 
 // A call of ours; operands by their positions, -1 where there is none.
 struct Convolution {
   ConvolutionShape shape;
+  Settings settings;
+  bool unfolds = false;  // ours can compute it
   int input, weight, bias = -1, grad_output = -1;
   int output = -1, grad_input = -1, grad_weight = -1, grad_bias = -1;
 };
@@ -70,14 +84,32 @@ const graph::Window& window_of(const graph::Invocation& invocation, int operand)
   return (*invocation.windows)[invocation.operands[operand].window];
 }
 
-// Whether every operand has dense float32 numbers.
-bool all_plain(const graph::Invocation& invocation) {
+// Whether the window is [images, channels, height, width] with its channels last, and not
+// row-major.
+bool has_channels_last(const graph::Window& window) {
+  if (window.rank != 4 || !window.dense || window.contiguous) return false;
+  const std::span<const int64_t> sizes = window.sizes(), strides = window.strides();
+  const auto fits = [&](int dimension, int64_t stride) {
+    return sizes[dimension] == 1 || strides[dimension] == stride;
+  };
+  return fits(1, 1) && fits(3, sizes[1]) && fits(2, sizes[1] * sizes[3]) && fits(0, sizes[1] * sizes[2] * sizes[3]);
+}
+
+// Whether every operand has dense float32 numbers, in one of the two layouts.
+bool all_dense(const graph::Invocation& invocation) {
   for (int i = 0; i < invocation.node->operand_count; ++i) {
     const graph::Window& window = window_of(invocation, i);
-    if (window.dtype != static_cast<graph::DType>(at::kFloat) || !window.contiguous || window.numel == 0 ||
-        invocation.operands[i].bits != 0) {
+    if (window.dtype != static_cast<graph::DType>(at::kFloat) || window.numel == 0 ||
+        invocation.operands[i].bits != 0 || !(window.contiguous || has_channels_last(window))) {
       return false;
     }
+  }
+  return true;
+}
+
+bool all_row_major(const graph::Invocation& invocation) {
+  for (int i = 0; i < invocation.node->operand_count; ++i) {
+    if (!window_of(invocation, i).contiguous) return false;
   }
   return true;
 }
@@ -86,7 +118,7 @@ bool all_plain(const graph::Invocation& invocation) {
 // (kernel_height,) kernel_width].
 bool geometry_of(const graph::Window& input, const graph::Window& weight, const Settings& settings,
                  ConvolutionGeometry& geometry) {
-  if (input.rank != weight.rank || input.sizes()[1] != weight.sizes()[1]) return false;
+  if (input.rank != weight.rank || input.sizes()[1] != weight.sizes()[1] * settings.groups) return false;
   const bool planar = input.rank == 4;
   const size_t last = planar ? 1 : 0;
   geometry = {.images = input.sizes()[0],
@@ -114,7 +146,7 @@ bool is_output(const graph::Window& window, const ConvolutionGeometry& geometry,
 
 bool recognize_forward(const graph::Invocation& invocation, Convolution& call) {
   const graph::Node& node = *invocation.node;
-  if (node.output_count != 1 || !all_plain(invocation)) return false;
+  if (node.output_count != 1 || !all_dense(invocation)) return false;
   Decoder decoder(invocation.attributes, node.attribute_bytes);
   if (decoder.next() != Tag::kTensor || decoder.next() != Tag::kTensor) return false;
   const Tag bias = decoder.next();
@@ -126,11 +158,14 @@ bool recognize_forward(const graph::Invocation& invocation, Convolution& call) {
   call.bias = bias == Tag::kTensor ? 2 : -1;
   call.output = inputs;
   const graph::Window& input = window_of(invocation, call.input);
-  Settings settings;
   if (input.rank < 3 || input.rank > 4) return false;
-  if (!read_settings(decoder, static_cast<size_t>(input.rank - 2), settings)) return false;
+  if (!read_settings(decoder, static_cast<size_t>(input.rank - 2), call.settings)) return false;
   ConvolutionGeometry& geometry = call.shape.geometry;
-  if (!geometry_of(input, window_of(invocation, call.weight), settings, geometry)) return false;
+  if (!geometry_of(input, window_of(invocation, call.weight), call.settings, geometry)) return false;
+  call.shape.groups = call.settings.groups;
+  call.shape.input_last = !input.contiguous;
+  call.shape.output_last = !window_of(invocation, call.output).contiguous;
+  call.unfolds = call.settings.groups == 1 && all_row_major(invocation) && backend::convolution_fits(geometry);
   call.shape.work = call.bias >= 0 ? ConvolutionWork::kForwardWithBias : ConvolutionWork::kForward;
   return is_output(window_of(invocation, call.output), geometry, input.rank) &&
          (call.bias < 0 || window_of(invocation, call.bias).numel == geometry.outputs);
@@ -138,7 +173,7 @@ bool recognize_forward(const graph::Invocation& invocation, Convolution& call) {
 
 bool recognize_backward(const graph::Invocation& invocation, Convolution& call) {
   const graph::Node& node = *invocation.node;
-  if (node.operand_count != 3 + node.output_count || !all_plain(invocation)) return false;
+  if (node.operand_count != 3 + node.output_count || !all_dense(invocation) || !all_row_major(invocation)) return false;
   Decoder decoder(invocation.attributes, node.attribute_bytes);
   for (int i = 0; i < 3; ++i) {
     if (decoder.next() != Tag::kTensor) return false;
@@ -156,8 +191,9 @@ bool recognize_backward(const graph::Invocation& invocation, Convolution& call) 
   } else if (bias_sizes != Tag::kNone) {
     return false;
   }
-  Settings settings;
-  if (!read_settings(decoder, static_cast<size_t>(input.rank - 2), settings)) return false;
+  if (!read_settings(decoder, static_cast<size_t>(input.rank - 2), call.settings) || call.settings.groups != 1) {
+    return false;
+  }
   // The output mask: what it leaves out has no operand.
   if (decoder.next() != Tag::kList || decoder.get<uint32_t>() != 3) return false;
   int next = 3;
@@ -168,7 +204,8 @@ bool recognize_backward(const graph::Invocation& invocation, Convolution& call) 
   if (next != node.operand_count) return false;
   const graph::Window& weight = window_of(invocation, call.weight);
   ConvolutionGeometry& geometry = call.shape.geometry;
-  if (!geometry_of(input, weight, settings, geometry)) return false;
+  if (!geometry_of(input, weight, call.settings, geometry)) return false;
+  call.unfolds = backend::convolution_fits(geometry);
   call.shape.work = ConvolutionWork::kBackward;
   call.shape.gradients =
       static_cast<uint8_t>((call.grad_input >= 0 ? kOfInput : 0) | (call.grad_weight >= 0 ? kOfWeight : 0) |
@@ -178,6 +215,67 @@ bool recognize_backward(const graph::Invocation& invocation, Convolution& call) 
          (call.grad_weight < 0 || window_of(invocation, call.grad_weight).numel == weight.numel) &&
          (call.grad_bias < 0 || window_of(invocation, call.grad_bias).numel == geometry.outputs);
 }
+
+// ---- packed weights -----------------------------------------------------------------------------
+
+// A weight as oneDNN wants it for such a convolution.
+struct PackedKey {
+  const void* address;
+  bool last;  // the weight's own layout
+  Settings settings;
+  bool operator==(const PackedKey&) const = default;
+};
+using PackedFilters = PackedForms<PackedKey>;
+
+// oneDNN's convolutions, as torch.compile reaches them: torch/csrc has no header for them. Absent
+// where torch was built without oneDNN.
+struct OneDnn {
+  std::optional<c10::OperatorHandle> pack, convolve;
+  OneDnn() {
+    c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
+    pack = dispatcher.findSchema({"mkldnn::_reorder_convolution_weight", ""});
+    convolve = dispatcher.findSchema({"mkldnn::_convolution_pointwise", ""});
+    const auto has_arguments = [](const std::optional<c10::OperatorHandle>& op, size_t count) {
+      return op && op->hasSchema() && op->schema().arguments().size() == count;
+    };
+    if (!has_arguments(pack, 6) || !has_arguments(convolve, 10)) pack.reset();
+  }
+  bool is_there() const { return pack.has_value() && at::globalContext().userEnabledMkldnn(); }
+};
+
+const OneDnn& one_dnn() {
+  static const OneDnn found;
+  return found;
+}
+
+at::Tensor call_boxed(const c10::OperatorHandle& op, std::initializer_list<c10::IValue> arguments) {
+  torch::jit::Stack stack(arguments);
+  op.callBoxed(stack);
+  return std::move(stack.front()).toTensor();
+}
+
+at::Tensor packed_filter(const Settings& settings, const at::Tensor& weight, at::IntArrayRef input_sizes) {
+  return call_boxed(*one_dnn().pack, {weight, at::IntArrayRef(settings.padding), at::IntArrayRef(settings.stride),
+                                      at::IntArrayRef(settings.dilation), settings.groups, input_sizes});
+}
+
+// The result has its channels last.
+at::Tensor convolve_packed(const Settings& settings, const at::Tensor& input, const at::Tensor& packed,
+                           const std::optional<at::Tensor>& bias) {
+  return call_boxed(*one_dnn().convolve,
+                    {input, packed, bias ? c10::IValue(*bias) : c10::IValue(), at::IntArrayRef(settings.padding),
+                     at::IntArrayRef(settings.stride), at::IntArrayRef(settings.dilation), settings.groups, "none",
+                     c10::List<std::optional<at::Scalar>>(), c10::IValue()});
+}
+
+// Null where nothing can keep a packed form of the weight.
+PackedFilters* packed_filters(const graph::Invocation& invocation, const Convolution& call) {
+  const bool may_pack = call.shape.work != ConvolutionWork::kBackward && window_of(invocation, call.input).rank == 4 &&
+                        one_dnn().is_there();
+  return may_pack ? PackedFilters::of(invocation, call.weight) : nullptr;
+}
+
+bool may_pack_more() { return config().packed_bytes.load(std::memory_order_relaxed) > 0; }
 
 // ---- running ------------------------------------------------------------------------------------
 
@@ -215,17 +313,17 @@ enum class Values : uint8_t { kAll, kBound };
 class Sample {
  public:
   Sample(const graph::Invocation& invocation, const Convolution& call, Values values)
-      : shape_(call.shape), aliases_(invocation) {
+      : shape_(call.shape), settings_(call.settings), aliases_(invocation) {
     // Multiplications: some milliseconds.
     constexpr int64_t kMostWork = int64_t{256} << 20;
     ConvolutionGeometry& geometry = shape_.geometry;
     const int64_t work = geometry.positions() * geometry.outputs * geometry.channels * geometry.kernel();
     geometry.images = std::min(geometry.images, std::max<int64_t>(1, kMostWork / work));
-    planar_ = window_of(invocation, call.input).rank == 4;
     const auto valued = [&](int operand, at::Tensor part) {
       const bool has_binding =
           invocation.bindings != nullptr && invocation.bindings[invocation.operands[operand].buffer] != nullptr;
-      return values == Values::kAll || has_binding ? part : at::ones(part.sizes(), part.options());
+      if (values == Values::kAll || has_binding) return part;
+      return at::empty_strided(part.sizes(), part.strides(), part.options()).fill_(1);
     };
     input_ = valued(call.input, images(aliases_.operand(call.input)));
     weight_ = valued(call.weight, aliases_.operand(call.weight));
@@ -242,63 +340,90 @@ class Sample {
       results = at::empty({floats}, input_.options());
       return results.mutable_data_ptr<float>();
     };
-    const bool forward = shape_.work != ConvolutionWork::kBackward;
-    numbers_.output = memory(forward, geometry.images * geometry.outputs * geometry.positions(), results_[0]);
+    if (shape_.work != ConvolutionWork::kBackward) {
+      const at::Tensor output =
+          window_of(invocation, call.output).rank == 4
+              ? at::empty({geometry.images, geometry.outputs, geometry.out_height(), geometry.out_width()},
+                          input_.options())
+              : at::empty({geometry.images, geometry.outputs, geometry.out_width()}, input_.options());
+      results_[0] = shape_.output_last ? output.contiguous(at::MemoryFormat::ChannelsLast) : output;
+      numbers_.output = results_[0].mutable_data_ptr<float>();
+    }
     numbers_.gradients.input = memory(call.grad_input >= 0, input_.numel(), results_[1]);
     numbers_.gradients.weight = memory(call.grad_weight >= 0, weight_.numel(), results_[2]);
     numbers_.gradients.bias = memory(call.grad_bias >= 0, geometry.outputs, results_[3]);
   }
 
-  Measured measure() {
+  Measured measure(const std::vector<Implementation>& candidates) {
     ++measurements;
-    return ops::measure(kConvolutionImplementations, [&](size_t i) {
-      if (static_cast<Implementation>(i) == Implementation::kUnfolded) {
-        run_unfolded(shape_, numbers_);
-      } else {
-        run_stock();
-      }
-    });
+    return ops::measure(candidates.size(), [&](size_t i) { run(candidates[i]); });
   }
 
  private:
   at::Tensor images(const at::Tensor& tensor) { return tensor.narrow(0, 0, shape_.geometry.images); }
 
+  void run(Implementation implementation) {
+    switch (implementation) {
+      case Implementation::kUnfolded:
+        run_unfolded(shape_, numbers_);
+        break;
+      case Implementation::kPacked:
+        if (!packed_.defined()) packed_ = packed_filter(settings_, weight_, input_.sizes());
+        results_[0].copy_(convolve_packed(settings_, input_, packed_, bias_));
+        break;
+      case Implementation::kStock:
+        run_stock();
+        break;
+    }
+  }
+
   void run_stock() {
-    const ConvolutionGeometry& geometry = shape_.geometry;
-    const int64_t stride[] = {geometry.stride_y, geometry.stride_x};
-    const int64_t padding[] = {geometry.padding_y, geometry.padding_x};
-    const int64_t dilation[] = {geometry.dilation_y, geometry.dilation_x};
-    const int64_t none[] = {0, 0};
-    const auto list = [&](const int64_t(&numbers)[2]) {
-      return planar_ ? at::IntArrayRef(numbers) : at::IntArrayRef(numbers + 1, 1);
-    };
+    constexpr int64_t kNone[] = {0, 0};
+    const at::IntArrayRef none(kNone, settings_.stride.size());
     if (shape_.work != ConvolutionWork::kBackward) {
-      at::convolution(input_, weight_, bias_, list(stride), list(padding), list(dilation), false, list(none), 1);
+      // The copy is made after each call of the stock kernel: KernelTensors::deliver.
+      results_[0].copy_(at::convolution(input_, weight_, bias_, settings_.stride, settings_.padding, settings_.dilation,
+                                        false, none, settings_.groups));
       return;
     }
     const auto wanted = [&](ConvolutionGradient gradient) { return (shape_.gradients & gradient) != 0; };
-    at::convolution_backward(grad_output_, input_, weight_, at::IntArrayRef(geometry.outputs), list(stride),
-                             list(padding), list(dilation), false, list(none), 1,
+    at::convolution_backward(grad_output_, input_, weight_, at::IntArrayRef(shape_.geometry.outputs), settings_.stride,
+                             settings_.padding, settings_.dilation, false, none, 1,
                              {wanted(kOfInput), wanted(kOfWeight), wanted(kOfBias)});
   }
 
   ConvolutionShape shape_;
+  const Settings& settings_;
   KernelTensors aliases_;
-  bool planar_ = true;
   Numbers numbers_;
-  at::Tensor input_, weight_, grad_output_;
+  at::Tensor input_, weight_, grad_output_, packed_;
   std::optional<at::Tensor> bias_;
   std::array<at::Tensor, 4> results_;
 };
 
 ConvolutionChoice choose(const graph::Invocation& invocation, const Convolution& call, Values values) {
-  const Measured measured = Sample(invocation, call, values).measure();
-  return {.implementation = static_cast<Implementation>(fastest(measured)), .sure = measured.repeated};
+  if (!call.unfolds) return {};
+  const std::vector<Implementation> candidates{Implementation::kStock, Implementation::kUnfolded};
+  const Measured measured = Sample(invocation, call, values).measure(candidates);
+  return {.plain = candidates[fastest(measured)], .sure = measured.repeated};
 }
 
-Implementation chosen(const graph::Invocation& invocation, const Convolution& call) {
+// With `guesses` also where the machine was too busy.
+ConvolutionChoice try_packing(const graph::Invocation& invocation, const Convolution& call, ConvolutionChoice choice,
+                              Values values = Values::kAll, bool guesses = false) {
+  const Measured measured = Sample(invocation, call, values).measure({choice.plain, Implementation::kPacked});
+  if (measured.repeated || guesses) {
+    choice.sure = choice.sure && measured.repeated;
+    choice.packed = measured.seconds[1] < measured.seconds[0] / kWorthPacking;
+  }
+  return choice;
+}
+
+ConvolutionChoice chosen(const graph::Invocation& invocation, const Convolution& call, PackedFilters* filters) {
   if (const int implementation = forced.load(std::memory_order_relaxed); implementation >= 0) {
-    return static_cast<Implementation>(implementation);
+    const auto wanted = static_cast<Implementation>(implementation);
+    if (wanted == Implementation::kPacked) return {.packed = true};
+    return {.plain = wanted, .packed = false};
   }
   ConvolutionChoices& choices = convolution_choices();
   std::optional<ConvolutionChoice> choice = choices.find(call.shape);
@@ -306,7 +431,27 @@ Implementation chosen(const graph::Invocation& invocation, const Convolution& ca
     choice = choose(invocation, call, Values::kAll);
     choices.learn(call.shape, *choice);
   }
-  return choice->implementation;
+  if (!choice->packed && filters != nullptr && filters->uses >= kUsesBeforePacking && may_pack_more()) {
+    choice = try_packing(invocation, call, *choice);
+    if (choice->packed) {
+      choices.learn(call.shape, *choice);
+    } else {
+      filters->uses = 0;  // tried again after as many uses
+    }
+  }
+  return *choice;
+}
+
+// The packed weight of the call; null where it runs without.
+const at::Tensor* packed_now(const graph::Invocation& invocation, const Convolution& call,
+                             const ConvolutionChoice& choice, PackedFilters* filters) {
+  if (filters == nullptr || !choice.packed.value_or(false) || filters->uses < kUsesBeforePacking) return nullptr;
+  const graph::Window& weight = window_of(invocation, call.weight);
+  const PackedKey key{read(invocation, call.weight), !weight.contiguous, call.settings};
+  return filters->get(key, weight.last_byte - weight.first_byte, [&] {
+    KernelTensors tensors(invocation);
+    return packed_filter(call.settings, tensors.operand(call.weight), sizes_of(window_of(invocation, call.input)));
+  });
 }
 
 // An output operand's memory: as planned, or brought.
@@ -332,14 +477,27 @@ class Output {
   at::Tensor brought_;
 };
 
-// Whether ours may run at all.
-bool ours_may_run() { return last_bits_may_vary() && has_sgemm(); }
+void run_packed(const graph::Invocation& invocation, const Convolution& call, const at::Tensor& packed) {
+  run_as_operator(OwnKernel::kPackedConvolution, invocation, [&] {
+    KernelTensors tensors(invocation);
+    std::optional<at::Tensor> bias;
+    if (call.bias >= 0) bias = tensors.operand(call.bias);
+    tensors.deliver(call.output, convolve_packed(call.settings, tensors.operand(call.input), packed, bias));
+  });
+}
 
 bool run_recognized(const graph::Invocation& invocation, Convolution& call) {
   call.shape.threads = at::get_num_threads();
-  if (!backend::convolution_fits(call.shape.geometry)) return false;
+  PackedFilters* const filters = packed_filters(invocation, call);
+  if (!call.unfolds && filters == nullptr) return false;
   Isolated isolated;
-  if (chosen(invocation, call) == Implementation::kStock) return false;
+  if (filters != nullptr) filters->note_use();
+  const ConvolutionChoice choice = chosen(invocation, call, filters);
+  if (const at::Tensor* const packed = packed_now(invocation, call, choice, filters)) {
+    run_packed(invocation, call, *packed);
+    return true;
+  }
+  if (choice.plain != Implementation::kUnfolded || !call.unfolds) return false;
   const bool backward = call.shape.work == ConvolutionWork::kBackward;
   run_as_operator(backward ? OwnKernel::kConvolutionBackward : OwnKernel::kConvolution, invocation, [&] {
     KernelTensors tensors(invocation);
@@ -358,28 +516,43 @@ bool run_recognized(const graph::Invocation& invocation, Convolution& call) {
 
 // What chosen() gives for such calls from now on. Where the machine is too busy, what was measured
 // last is taken for what it is.
-void settle(const graph::Invocation& invocation, Convolution& call) {
+void settle(const graph::Invocation& invocation, const Convolution& call, const PackedFilters* filters) {
   constexpr int kMostTries = 3;
-  call.shape.threads = at::get_num_threads();
-  if (!backend::convolution_fits(call.shape.geometry) || forced.load(std::memory_order_relaxed) >= 0) return;
+  if (forced.load(std::memory_order_relaxed) >= 0) return;
   ConvolutionChoices& choices = convolution_choices();
-  if (choices.settled(call.shape)) return;
-  Isolated isolated;
-  ConvolutionChoice choice{.sure = false};
-  for (int tries = 0; !choice.sure && tries < kMostTries; ++tries) choice = choose(invocation, call, Values::kBound);
-  choices.settle(call.shape, choice);
+  std::optional<ConvolutionChoice> choice = choices.settled(call.shape);
+  for (int tries = 0; !choice || (!choice->sure && tries > 0 && tries < kMostTries); ++tries) {
+    choice = choose(invocation, call, Values::kBound);
+  }
+  for (int tries = 1; filters != nullptr && may_pack_more() && !choice->packed && tries <= kMostTries; ++tries) {
+    choice = try_packing(invocation, call, *choice, Values::kBound, tries == kMostTries);
+  }
+  choices.settle(call.shape, *choice);
 }
+
+void prepare(const graph::Invocation& invocation, Convolution& call) {
+  call.shape.threads = at::get_num_threads();
+  PackedFilters* const filters = packed_filters(invocation, call);
+  if (!call.unfolds && filters == nullptr) return;
+  if (filters != nullptr) filters->uses = kUsesBeforePacking;
+  Isolated isolated;
+  settle(invocation, call, filters);
+  packed_now(invocation, call, chosen(invocation, call, filters), filters);
+}
+
+// Whether others than the stock kernel may run at all.
+bool ours_may_run() { return last_bits_may_vary() && has_sgemm(); }
 
 }  // namespace
 
 void prepare_convolution(const graph::Invocation& invocation) {
   Convolution call;
-  if (ours_may_run() && recognize_forward(invocation, call)) settle(invocation, call);
+  if (ours_may_run() && recognize_forward(invocation, call)) prepare(invocation, call);
 }
 
 void prepare_convolution_backward(const graph::Invocation& invocation) {
   Convolution call;
-  if (ours_may_run() && recognize_backward(invocation, call)) settle(invocation, call);
+  if (ours_may_run() && recognize_backward(invocation, call)) prepare(invocation, call);
 }
 
 bool run_convolution(const graph::Invocation& invocation) {
@@ -397,6 +570,8 @@ ConvolutionCounts convolution_counts() {
   for (const OwnKernel kernel : {OwnKernel::kConvolution, OwnKernel::kConvolutionBackward}) {
     counts.runs[static_cast<int>(Implementation::kUnfolded)] += counters().own_kernels[static_cast<size_t>(kernel)];
   }
+  counts.runs[static_cast<int>(Implementation::kPacked)] =
+      counters().own_kernels[static_cast<size_t>(OwnKernel::kPackedConvolution)];
   counts.measurements = measurements;
   return counts;
 }

@@ -9,6 +9,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "backend/cpu/kernels/unfold.h"
@@ -19,8 +20,9 @@ namespace hetero::ops {
 enum class ConvolutionImplementation : uint8_t {
   kStock,     // ATen's kernel
   kUnfolded,  // backend/cpu/kernels/convolution.h
+  kPacked,    // oneDNN's, with a weight in its layout that is kept
 };
-inline constexpr int kConvolutionImplementations = 2;
+inline constexpr int kConvolutionImplementations = 3;
 const char* to_string(ConvolutionImplementation implementation);
 
 // The operation of a call.
@@ -30,20 +32,27 @@ enum ConvolutionGradient : uint8_t { kOfInput = 1, kOfWeight = 2, kOfBias = 4 };
 
 // The properties of a call that the choice depends on.
 struct ConvolutionShape {
-  static constexpr const char* kKind = "convolution 1";
+  static constexpr const char* kKind = "convolution 2";
   ConvolutionWork work = ConvolutionWork::kForward;
   uint8_t gradients = 0;
   backend::ConvolutionGeometry geometry;
+  int64_t groups = 1;
+  // Whether images have their channels last.
+  bool input_last = false;
+  bool output_last = false;
   int64_t threads = 1;
 
   bool operator==(const ConvolutionShape&) const = default;
   // The shape that stands for all with a similar number of images, height and width.
   ConvolutionShape rounded() const;
-  std::array<int64_t, 16> numbers() const;
+  std::array<int64_t, 19> numbers() const;
 };
 
 struct ConvolutionChoice {
-  ConvolutionImplementation implementation = ConvolutionImplementation::kStock;
+  // The best that needs nothing but the operands.
+  ConvolutionImplementation plain = ConvolutionImplementation::kStock;
+  // Whether a packed weight is better still; nullopt if that was not tried.
+  std::optional<bool> packed = std::nullopt;
   bool sure = true;  // false: guessed, since the machine was too busy to measure
 
   bool operator==(const ConvolutionChoice&) const = default;

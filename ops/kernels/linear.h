@@ -45,8 +45,6 @@ void run_addmm_part(const graph::Invocation& invocation);
 // computes become one call of it.
 void run_linears(const graph::Invocation* calls, size_t count);
 
-inline constexpr int kUsesBeforePacking = 8;
-
 // How often each implementation other than the stock kernel has run, and how many shapes were
 // measured.
 struct LinearCounts {

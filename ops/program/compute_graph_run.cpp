@@ -6,12 +6,11 @@
 
 #include "graph/cost/cost.h"
 #include "graph/ir/text.h"
-#include "graph/optimize/fold_constants.h"
-#include "graph/optimize/merge_repeated.h"
 #include "graph/program/archive.h"
 #include "ops/program/caller_stream.h"
 #include "ops/program/compute_graph_impl.h"
 #include "ops/program/dynamic_program.h"
+#include "ops/program/fold_norms.h"
 #include "ops/program/static_call.h"
 #include "ops/record/recorder.h"
 #include "ops/settings/parallel.h"
@@ -174,8 +173,7 @@ std::unique_ptr<graph::SavedProgram> ComputeGraph::Impl::capture_all(AllRecorded
 // nodes.
 Status ComputeGraph::Impl::fold_casts(graph::SavedProgram& program, AllRecorded& recorded) {
   const std::vector<graph::Node> before = program.graph.nodes;
-  if (Status status = graph::fold_constants(program); !status.ok()) return status;
-  graph::merge_repeated(program);
+  if (Status status = ops::optimize_program(program); !status.ok()) return status;
   const std::vector<graph::Node>& after = program.graph.nodes;
   std::vector<size_t> left(before.size() + 1);  // of the nodes before each
   for (size_t n = 0; n < before.size(); ++n) {

@@ -79,6 +79,7 @@ struct OperatorRow {
   bool tail = false;
   bool grows = false;
   bool host_task = false;
+  bool keeps_layout = false;
   bool overwrites = false;
   bool recorded = false;
   bool whole = false;

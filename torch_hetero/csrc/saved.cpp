@@ -13,8 +13,6 @@
 #include <vector>
 
 #include "backend/threads/core_group.h"
-#include "graph/optimize/fold_constants.h"
-#include "graph/optimize/merge_repeated.h"
 #include "graph/program/archive.h"
 #include "graph/program/program_sizes.h"
 #include "graph/serve/graph_executor.h"
@@ -22,6 +20,7 @@
 #include "graph/serve/static_plan.h"
 #include "ops/program/compiled.h"
 #include "ops/program/dynamic_program.h"
+#include "ops/program/fold_norms.h"
 #include "ops/program/static_call.h"
 
 namespace py = pybind11;
@@ -48,8 +47,7 @@ ops::ProgramNames names_of(const Strings& inputs, const Strings& outputs, const 
 std::shared_ptr<Model> finish_model(std::unique_ptr<graph::SavedProgram> saved,
                                     const std::map<std::string, std::string>& metadata) {
   saved->metadata = metadata;
-  ops::check(graph::fold_constants(*saved));
-  graph::merge_repeated(*saved);
+  ops::check(ops::optimize_program(*saved));
   const graph::PlanOptions options = ops::static_plan_options();
   graph::StaticPlan plan;
   ops::check(graph::plan_program(*saved, options, false, plan));

@@ -1,0 +1,241 @@
+#include "graph/optimize/channels_last.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <numeric>
+#include <optional>
+#include <vector>
+
+namespace hetero::graph {
+namespace {
+
+// Images, channels, and one to three dimensions of pixels.
+constexpr int kFewestDimensions = 4;
+constexpr int kMostDimensions = 5;
+
+// A buffer's elements as a whole row-major tensor, and where they are with the channels last.
+struct Image {
+  int rank = 0;  // 0: none
+  DType dtype = 0;
+  std::array<int64_t, kMostDimensions> sizes{}, rows{}, last{};
+
+  explicit Image() = default;
+  explicit Image(const Window& window) : rank(window.rank), dtype(window.dtype) {
+    std::ranges::copy(window.sizes(), sizes.begin());
+    fill_row_major(window.sizes(), rows.data());
+    last[1] = 1;
+    int64_t stride = sizes[1];
+    for (int d = rank; --d > 1;) {
+      last[d] = stride;
+      stride *= sizes[d];
+    }
+    last[0] = stride;
+  }
+  // Whether the two layouts differ.
+  bool has_two() const {
+    return sizes[1] > 1 && std::accumulate(&sizes[2], &sizes[rank], int64_t{1}, std::multiplies()) > 1;
+  }
+  bool operator==(const Image&) const = default;
+};
+
+bool may_be_image(const Window& window) {
+  return window.rank >= kFewestDimensions && window.rank <= kMostDimensions && window.contiguous && window.offset == 0;
+}
+
+// The window of a row-major image, as strides and an offset of one with its channels last. Each of
+// its dimensions goes along some dimensions of the image.
+struct Moved {
+  std::vector<int64_t> strides;
+  int64_t offset = 0;
+};
+
+std::optional<Moved> moved(const Window& window, const Image& image) {
+  if (window.dtype != image.dtype) return std::nullopt;
+  Moved result;
+  std::array<int64_t, kMostDimensions> furthest{};  // of the elements, along each dimension of the image
+  int64_t left = window.offset;
+  for (int d = 0; d < image.rank; ++d) {
+    furthest[d] = left / image.rows[d];
+    left %= image.rows[d];
+    result.offset += furthest[d] * image.last[d];
+  }
+  for (int i = 0; i < window.rank; ++i) {
+    const int64_t stride = window.strides()[i];
+    int64_t size = window.sizes()[i];
+    // The dimension of the image in which a step of this one is.
+    int d = image.rank - 1;
+    while (d > 0 && stride >= image.rows[d] * image.sizes[d]) --d;
+    if (stride == 0 || size == 1) {
+      result.strides.push_back(stride == image.rows[d] ? image.last[d] : stride);
+      continue;
+    }
+    if (stride % image.rows[d] != 0) return std::nullopt;
+    const int64_t step = stride / image.rows[d];
+    result.strides.push_back(step * image.last[d]);
+    // One that goes on into the dimensions before goes through whole ones.
+    while (step == 1 && d > 0 && size > image.sizes[d] && size % image.sizes[d] == 0 &&
+           image.last[d - 1] == image.last[d] * image.sizes[d]) {
+      furthest[d] += image.sizes[d] - 1;
+      size /= image.sizes[d];
+      --d;
+    }
+    furthest[d] += step * (size - 1);
+  }
+  for (int d = 0; d < image.rank; ++d) {
+    if (furthest[d] >= image.sizes[d]) return std::nullopt;
+  }
+  return result;
+}
+
+class Layouts {
+ public:
+  explicit Layouts(SavedProgram& program)
+      : program_(program), graph_(program.graph), images_(graph_.buffers.size()), group_(graph_.buffers.size()) {}
+
+  size_t run() {
+    if (!program_.dynamic.variables.empty()) return 0;
+    find_images();
+    if (std::ranges::none_of(images_, [](const Image& image) { return image.rank > 0; })) return 0;
+    while (drop_mixed()) continue;
+    find_groups();
+    return rewrite();
+  }
+
+ private:
+  const Window& window_of(const Operand& operand) const { return program_.windows[operand.window]; }
+  static bool is_convolution(const OpTraits& traits) { return traits.op_class == OpClass::kConvolution; }
+  static bool keeps_layout(const OpTraits& traits) {
+    return traits.keeps_layout || traits.op_class == OpClass::kPointwise;
+  }
+
+  template <typename Visit>
+  void for_operands(const Visit& visit) {
+    for (const Node& node : graph_.nodes) {
+      for (int i = 0; i < node.operand_count; ++i) visit(op_table()[node.op], graph_.operands[node.first_operand + i]);
+    }
+  }
+
+  bool is_temporary(BufferId buffer) const {
+    return graph_.buffers[buffer].valid_on == 0 && !graph_.buffers[buffer].escapes;
+  }
+
+  void find_images() {
+    for_operands([&](const OpTraits&, const Operand& operand) {
+      const Window& window = window_of(operand);
+      Image& image = images_[operand.buffer];
+      if (image.rank > 0 || !is_temporary(operand.buffer) || !may_be_image(window)) return;
+      if (static_cast<uint64_t>(window.last_byte) != graph_.buffers[operand.buffer].bytes) return;
+      image = Image(window);
+      if (!image.has_two()) image = Image();
+    });
+    for_operands([&](const OpTraits& traits, const Operand& operand) {
+      Image& image = images_[operand.buffer];
+      if (image.rank > 0 && !may_change(traits, operand, image)) image = Image();
+    });
+  }
+
+  bool may_change(const OpTraits& traits, const Operand& operand, const Image& image) {
+    const Window& window = window_of(operand);
+    const std::optional<Moved> other = moved(window, image);
+    if (!other || operand.bits != 0) return false;
+    if (keeps_layout(traits)) return !has_channels_last(window);
+    // It sees a permuted image, which is row-major then.
+    const WindowId then = program_.windows.intern(window.dtype, window.sizes(), other->strides, other->offset);
+    return then != kNoWindow && program_.windows[then].contiguous;
+  }
+
+  // Whether the operator sees images, of which the channels are last already.
+  static bool has_channels_last(const Window& window) {
+    if (window.rank < kFewestDimensions || window.rank > kMostDimensions || window.contiguous) return false;
+    return window.sizes()[1] > 1 && window.strides()[1] == 1 && window.strides()[window.rank - 1] >= window.sizes()[1];
+  }
+
+  // Whether the layout of the operand matters to a kernel that takes one layout only.
+  bool is_row_major_image(const Operand& operand) const {
+    const Window& window = window_of(operand);
+    return window.rank >= kFewestDimensions && window.rank <= kMostDimensions && !has_channels_last(window) &&
+           Image(window).has_two() && window.strides()[1] != 0 && window.strides()[window.rank - 1] != 0;
+  }
+
+  // Takes images from operators that have others which stay as they are. Returns whether there were
+  // any.
+  bool drop_mixed() {
+    bool dropped = false;
+    for (const Node& node : graph_.nodes) {
+      const OpTraits& traits = op_table()[node.op];
+      if (is_convolution(traits) || !keeps_layout(traits)) continue;
+      const Operand* const operands = graph_.operands_of(node);
+      const auto stays = [&](const Operand& operand) {
+        return images_[operand.buffer].rank == 0 && is_row_major_image(operand);
+      };
+      if (std::none_of(operands, operands + node.operand_count, stays)) continue;
+      for (int i = 0; i < node.operand_count; ++i) {
+        dropped = dropped || images_[operands[i].buffer].rank > 0;
+        images_[operands[i].buffer] = Image();
+      }
+    }
+    return dropped;
+  }
+
+  BufferId root(BufferId buffer) {
+    while (group_[buffer] != buffer) buffer = group_[buffer] = group_[group_[buffer]];
+    return buffer;
+  }
+
+  // Images that operators take together, and which of these groups convolutions touch.
+  void find_groups() {
+    std::iota(group_.begin(), group_.end(), BufferId{0});
+    std::vector<BufferId> convolved;
+    for (const Node& node : graph_.nodes) {
+      const bool convolves = is_convolution(op_table()[node.op]);
+      BufferId first = kNoBuffer;
+      for (int i = 0; i < node.operand_count; ++i) {
+        const BufferId buffer = graph_.operands_of(node)[i].buffer;
+        if (images_[buffer].rank == 0) continue;
+        if (convolves) {
+          convolved.push_back(buffer);
+        } else if (first == kNoBuffer) {
+          first = buffer;
+        } else {
+          group_[root(buffer)] = root(first);
+        }
+      }
+    }
+    wanted_.assign(graph_.buffers.size(), 0);
+    for (const BufferId buffer : convolved) wanted_[root(buffer)] = 1;
+  }
+
+  size_t rewrite() {
+    std::vector<uint8_t> changed(graph_.buffers.size(), 0);
+    for (const Node& node : graph_.nodes) {
+      for (int i = 0; i < node.operand_count; ++i) {
+        Operand& operand = graph_.operands[node.first_operand + i];
+        const Image& image = images_[operand.buffer];
+        if (image.rank == 0 || wanted_[root(operand.buffer)] == 0) continue;
+        const Window& window = window_of(operand);
+        const Moved other = *moved(window, image);
+        operand.window = program_.windows.intern(window.dtype, window.sizes(), other.strides, other.offset);
+        changed[operand.buffer] = 1;
+      }
+    }
+    const auto count = static_cast<size_t>(std::ranges::count(changed, uint8_t{1}));
+    if (count > 0) {
+      program_.plan.clear();
+      program_.plan_machine.clear();
+    }
+    return count;
+  }
+
+  SavedProgram& program_;
+  Graph& graph_;
+  std::vector<Image> images_;    // per buffer
+  std::vector<BufferId> group_;  // per buffer: another one of its group, or itself
+  std::vector<uint8_t> wanted_;  // per group
+};
+
+}  // namespace
+
+size_t use_channels_last(SavedProgram& program) { return Layouts(program).run(); }
+
+}  // namespace hetero::graph

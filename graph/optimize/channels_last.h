@@ -1,0 +1,28 @@
+// use_channels_last: lays images between the operators of a program out with their channels last.
+//
+// A model's tensors [images, channels, height, width] are row-major, since its input is. Kernels of
+// convolutions and pools read the channels of a pixel together and reorder what is laid out
+// otherwise, in and out, at each call. So buffers that only the program sees get windows with other
+// strides. The values are the same, and so is the memory.
+//
+// A buffer is laid out anew if convolutions touch it, all that touch it keep layouts
+// (OpTraits::keeps_layout) or see it row-major only then, and every window of it can be expressed.
+// Pointwise operators, norms, pools and concatenations get operands of one layout, or none is
+// changed. Convolutions take any: one that reads the program's input reorders it as before. Sizes
+// that depend on those of inputs (SavedProgram::dynamic) are left alone.
+//
+// Thread safety: as the program's.
+
+#pragma once
+
+#include <cstddef>
+
+#include "graph/program/saved_program.h"
+
+namespace hetero::graph {
+
+// Returns how many buffers have another layout now. The plan of the program, if it had one, is
+// dropped then.
+size_t use_channels_last(SavedProgram& program);
+
+}  // namespace hetero::graph

@@ -1,0 +1,26 @@
+// fold_batch_norms: puts batch norms of a program into the convolutions before them.
+//
+// With running statistics, a batch norm multiplies each channel by a number and adds another. The
+// weight of a convolution whose result only the norm reads can hold the first, its bias the second.
+// Weights are constants of the program, so new ones are computed once, in float64, when the program
+// is made. Weights that the program writes, norms over the batch and transposed convolutions stay.
+//
+// Thread safety: as the program's.
+
+#pragma once
+
+#include <cstddef>
+
+#include "graph/program/saved_program.h"
+
+namespace hetero::ops {
+
+// Returns how many norms are gone. The plan of the program, if it had one, is dropped then.
+size_t fold_batch_norms(graph::SavedProgram& program);
+
+// What is done to each program when it is made: fold_constants, fold_batch_norms, merge_repeated
+// and use_channels_last. The last bits of results vary by the second and the fourth, which are left
+// out where that may not be (config.h). Errors: as fold_constants().
+Status optimize_program(graph::SavedProgram& program);
+
+}  // namespace hetero::ops

@@ -1,0 +1,200 @@
+// use_channels_last: which images are laid out with their channels last, and that no value changes.
+
+#include "graph/optimize/channels_last.h"
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+#include <utility>
+
+#include "graph/program/verify_program.h"
+#include "tests/graph/catch.h"
+#include "tests/graph/fixtures/saved.h"
+#include "tests/graph/fixtures/static_program.h"
+
+namespace hetero::graph::testing {
+namespace {
+
+using Sizes = std::vector<int64_t>;
+
+// The map of the tests' operators, as a convolution, and as one that knows one layout only.
+OpId named(const char* name, OpClass op_class, bool keeps_layout) {
+  OpTraits traits = op_table()[test_ops().map];
+  traits.name = name;
+  traits.op_class = op_class;
+  traits.keeps_layout = keeps_layout;
+  traits.lower = nullptr;
+  return op_table().add(std::move(traits));
+}
+OpId convolution() {
+  static const OpId id = named("test::convolution", OpClass::kConvolution, true);
+  return id;
+}
+OpId stubborn() {
+  static const OpId id = named("test::stubborn", OpClass::kOther, false);
+  return id;
+}
+
+int64_t product(const Sizes& sizes) {
+  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies());
+}
+
+Sizes rows(const Sizes& sizes) {
+  Sizes strides(sizes.size());
+  fill_row_major(sizes, strides.data());
+  return strides;
+}
+
+// Images of one size.
+struct Images : Program {
+  Sizes sizes{2, 3, 4, 5};
+
+  Operand image(BufferId buffer, Access access = Access::kRead) {
+    return operand(buffer, access, sizes, rows(sizes), 0);
+  }
+  // A new image by this operator.
+  BufferId by(OpId op, std::vector<Operand> inputs) {
+    const BufferId made = empty(product(sizes));
+    inputs.push_back(image(made, Access::kWrite));
+    add(op, std::move(inputs));
+    return made;
+  }
+  // A tensor of its own of what is seen there.
+  BufferId seen(OpId op, const Operand& window) {
+    const Sizes of(windows[window.window].sizes().begin(), windows[window.window].sizes().end());
+    const BufferId made = empty(product(of));
+    add(op, {window, operand(made, Access::kWrite, of, rows(of), 0)});
+    escape(made);
+    return made;
+  }
+};
+
+bool has_channels_last(const SavedProgram& program, BufferId buffer) {
+  return std::ranges::all_of(program.graph.operands, [&](const Operand& operand) {
+    const Window& window = program.windows[operand.window];
+    return operand.buffer != buffer || (window.rank == 4 && window.strides()[1] == 1);
+  });
+}
+
+// How many are laid out otherwise, after a check that nothing else changes.
+size_t changed(Images& p) {
+  auto saved = save(p);
+  const size_t count = use_channels_last(*saved);
+  CHECK(verify_program(*saved).ok());
+  CHECK(use_channels_last(*saved) == 0);
+  CHECK(outputs_of(std::move(saved), p) == outputs_of(save(p), p));
+  return count;
+}
+
+}  // namespace
+
+TEST_CASE("images between convolutions and pointwise operators have their channels last; the program's own do not") {
+  Images p;
+  const BufferId x = p.input(product(p.sizes));
+  const BufferId a = p.by(convolution(), {p.image(x)});
+  const BufferId b = p.by(test_ops().map, {p.image(a)});
+  const BufferId c = p.by(convolution(), {p.image(b)});
+  const BufferId sum = p.by(test_ops().map, {p.image(b), p.image(c)});
+  const BufferId out = p.by(convolution(), {p.image(sum)});
+  p.escape(out);
+  auto saved = save(p);
+  CHECK(use_channels_last(*saved) == 4);
+  for (const BufferId buffer : {a, b, c, sum}) CHECK(has_channels_last(*saved, buffer));
+  for (const BufferId buffer : {x, out}) CHECK_FALSE(has_channels_last(*saved, buffer));
+  CHECK(changed(p) == 4);
+}
+
+TEST_CASE("an image that meets a row-major one in an operator stays row-major") {
+  Images p;
+  const BufferId x = p.input(product(p.sizes));
+  const BufferId a = p.by(convolution(), {p.image(x)});
+  const BufferId b = p.by(convolution(), {p.image(x)});
+  p.escape(p.by(convolution(), {p.image(p.by(test_ops().map, {p.image(a), p.image(x)}))}));
+  p.escape(p.by(convolution(), {p.image(b)}));
+  CHECK(changed(p) == 1);
+}
+
+TEST_CASE("without a convolution, or with one pixel or channel, nothing changes") {
+  for (const Sizes& sizes : {Sizes{2, 3, 4, 5}, Sizes{2, 1, 4, 5}, Sizes{2, 3, 1, 1}}) {
+    Images p;
+    p.sizes = sizes;
+    const OpId op = product(sizes) == 120 ? test_ops().map : convolution();
+    const BufferId a = p.by(op, {p.image(p.input(product(sizes)))});
+    p.escape(p.by(op, {p.image(a)}));
+    CHECK(changed(p) == 0);
+  }
+}
+
+TEST_CASE("a channel vector and a smaller tensor are broadcast to images of either layout") {
+  Images p;
+  const BufferId a = p.by(convolution(), {p.image(p.input(product(p.sizes)))});
+  const Operand channels = p.operand(p.input(3), Access::kRead, {3, 1, 1}, {1, 1, 1}, 0);
+  const Operand everywhere = p.operand(p.input(1), Access::kRead, {2, 3, 4, 5}, {0, 0, 0, 0}, 0);
+  const BufferId b = p.by(test_ops().map, {p.image(a), channels, everywhere});
+  p.escape(p.by(convolution(), {p.image(b)}));
+  CHECK(changed(p) == 2);
+}
+
+TEST_CASE("another operator sees images of which the channels are last row-major, or as they are") {
+  const Sizes permuted{2, 4, 5, 3};
+  for (const bool flat : {false, true}) {
+    Images p;
+    const BufferId a = p.by(convolution(), {p.image(p.input(product(p.sizes)))});
+    p.seen(stubborn(), p.operand(a, Access::kRead, permuted, {60, 5, 1, 20}, 0));
+    if (flat) p.seen(stubborn(), p.operand(a, Access::kRead, {2, 60}, {60, 1}, 0));
+    CHECK(changed(p) == (flat ? 0 : 1));
+  }
+}
+
+TEST_CASE("tensors that convolutions see with their channels last already stay as they are") {
+  Images p;
+  const BufferId x = p.input(product(p.sizes));
+  const BufferId tokens = p.empty(product(p.sizes));  // [2, 4, 5, 3]
+  p.add(test_ops().map, {p.operand(x, Access::kRead, {2, 4, 5, 3}, {60, 15, 3, 1}, 0),
+                         p.operand(tokens, Access::kWrite, {2, 4, 5, 3}, {60, 15, 3, 1}, 0)});
+  p.escape(p.by(convolution(), {p.operand(tokens, Access::kRead, p.sizes, {60, 1, 15, 3}, 0)}));
+  CHECK(changed(p) == 0);
+}
+
+TEST_CASE("random windows of images hold the same values in either layout") {
+  std::mt19937 random(7);
+  size_t all = 0;
+  for (int round = 0; round < 400; ++round) {
+    Images p;
+    const auto up_to = [&](int64_t most) { return static_cast<int64_t>(1 + random() % static_cast<uint64_t>(most)); };
+    p.sizes = {up_to(3), up_to(4), up_to(4), up_to(4)};
+    const BufferId x = p.input(product(p.sizes));
+    std::vector<BufferId> images{p.by(convolution(), {p.image(x)})};
+    for (int i = 0; i < 3; ++i) {
+      images.push_back(p.by(random() % 2 == 0 ? convolution() : test_ops().map,
+                            {p.image(images.back()), p.image(images[random() % images.size()])}));
+    }
+    p.escape(p.by(convolution(), {p.image(images.back())}));
+    for (int i = 0; i < 2; ++i) {
+      // Slices with steps, in any order of the dimensions; sometimes all pixels as one.
+      const Sizes strides = rows(p.sizes);
+      Sizes sizes, own;
+      int64_t offset = 0;
+      std::vector<size_t> order{0, 1, 2, 3};
+      std::shuffle(order.begin(), order.end(), random);
+      const bool flat = random() % 3 == 0;
+      for (const size_t d : order) {
+        if (flat && d == 2) continue;
+        if (flat && d == 3) {
+          sizes.push_back(p.sizes[2] * p.sizes[3]);
+          own.push_back(1);
+          continue;
+        }
+        const int64_t begin = static_cast<int64_t>(random() % static_cast<uint64_t>(p.sizes[d])), step = up_to(2);
+        offset += begin * strides[d];
+        sizes.push_back((p.sizes[d] - begin + step - 1) / step);
+        own.push_back(step * strides[d]);
+      }
+      p.seen(test_ops().map, p.operand(images[random() % images.size()], Access::kRead, sizes, own, offset));
+    }
+    all += changed(p);
+  }
+  CHECK(all > 400);
+}
+
+}  // namespace hetero::graph::testing
