@@ -9,10 +9,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <vector>
 
+#include "backend/base/parallel.h"
 #include "backend/cpu/kernels/panel_gemm.h"
 #include "backend/cpu/kernels/tile_gemm.h"
 #include "ops/kernels/blas.h"
@@ -190,6 +192,12 @@ struct PackedWeights final : graph::Derived {
   }
 };
 
+// A BLAS counts in int.
+bool fits_blas(const Matvec& call) {
+  constexpr int64_t kMost = std::numeric_limits<int>::max();
+  return std::max({call.m, call.n, call.k, call.x_stride, call.w_stride, call.y_stride}) <= kMost;
+}
+
 bool can_run(Implementation implementation, const Product& product) {
   switch (implementation) {
     case Implementation::kStock:
@@ -202,6 +210,8 @@ bool can_run(Implementation implementation, const Product& product) {
     case Implementation::kTiles:
     case Implementation::kPackedTiles:
       return product.shape.tiles;
+    case Implementation::kPackedBlas:
+      return product.call.element == Element::kFloat32 && fits_blas(product.call) && has_packed_sgemm();
   }
   return false;
 }
@@ -213,8 +223,9 @@ graph::Binding* binding_of(const graph::Invocation& invocation, int operand) {
 
 // Null where nothing can keep a packed form of the weight.
 PackedWeights* packed_weights(const graph::Invocation& invocation, const Product& product) {
-  if (!can_run(Implementation::kPackedPanels, product) && !can_run(Implementation::kPackedTiles, product))
+  if (std::ranges::none_of(kPackedImplementations, [&](Implementation one) { return can_run(one, product); })) {
     return nullptr;
+  }
   graph::Binding* const binding = binding_of(invocation, product.w);
   if (binding == nullptr) return nullptr;
   graph::Derived* derived = binding->derived.get();
@@ -222,13 +233,56 @@ PackedWeights* packed_weights(const graph::Invocation& invocation, const Product
   return dynamic_cast<PackedWeights*>(derived);
 }
 
+backend::Gemm gemm_of(const Matvec& call) {
+  return {.a_transposed = call.x_columns,
+          .b_transposed = !call.columns,
+          .accumulate = call.bias != nullptr,
+          .m = call.m,
+          .n = call.n,
+          .k = call.k,
+          .a = static_cast<const float*>(call.x),
+          // The stride of a single row may be any number.
+          .lda = std::max(call.x_stride, call.x_columns ? call.m : call.k),
+          .b = static_cast<const float*>(call.w),
+          .ldb = call.w_stride,
+          .c = static_cast<float*>(call.y),
+          .ldc = std::max(call.y_stride, call.n)};
+}
+
+// REQUIRES: call.packed is of packed_b.
+void packed_blas(const Matvec& call) {
+  constexpr int64_t kCopiedPerThread = 32 << 10;
+  const backend::Gemm gemm = gemm_of(call);
+  if (call.bias != nullptr) {
+    backend::parallel_for(0, call.m, std::max<int64_t>(1, kCopiedPerThread / call.n), [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        std::copy_n(static_cast<const float*>(call.bias), call.n, gemm.c + row * gemm.ldc);
+      }
+    });
+  }
+  sgemm_packed(gemm, call.packed);
+}
+
+// The most memory that a packed weight may take.
 int64_t bytes_when_packed(Implementation implementation, const Matvec& call) {
-  return implementation == Implementation::kPackedTiles ? backend::tile_weight_bytes(call.element, call.n, call.k)
-                                                        : backend::panel_weight_bytes(call.element, call.n, call.k);
+  switch (implementation) {
+    case Implementation::kPackedTiles:
+      return backend::tile_weight_bytes(call.element, call.n, call.k);
+    case Implementation::kPackedBlas:
+      return packed_b_space(call.n, call.k);
+    default:
+      return backend::panel_weight_bytes(call.element, call.n, call.k);
+  }
+}
+// The memory that it takes.
+int64_t bytes_of_packed(Implementation implementation, const at::Tensor& packed) {
+  if (!packed.defined()) return 0;
+  return implementation == Implementation::kPackedBlas ? packed_b_bytes(packed) : packed.numel();
 }
 
 // Undefined where the weight has values that the implementation cannot have.
 at::Tensor packed_weight(Implementation implementation, const Matvec& call) {
+  if (implementation == Implementation::kPackedBlas) return packed_b(gemm_of(call));
   at::Tensor packed = at::empty({bytes_when_packed(implementation, call)}, at::kByte);
   if (implementation == Implementation::kPackedPanels) {
     backend::pack_panel_weight(call, packed.mutable_data_ptr());
@@ -237,7 +291,7 @@ at::Tensor packed_weight(Implementation implementation, const Matvec& call) {
   return backend::pack_tile_weight(call, packed.mutable_data_ptr()) ? packed : at::Tensor();
 }
 
-// Room for a packed weight, within the limit; given back unless kept.
+// Room for a packed weight, within the limit; what is not kept is given back.
 class Room {
  public:
   static bool may_be_found(int64_t bytes) {
@@ -247,18 +301,17 @@ class Room {
   explicit Room(int64_t bytes) : bytes_(bytes) {
     found_ = packed_bytes.fetch_add(bytes) + bytes <= config().packed_bytes.load(std::memory_order_relaxed);
   }
-  ~Room() {
-    if (!kept_) packed_bytes -= bytes_;
-  }
+  ~Room() { packed_bytes -= bytes_ - kept_; }
   Room(const Room&) = delete;
   Room& operator=(const Room&) = delete;
   bool found() const { return found_; }
-  void keep() { kept_ = true; }
+  // REQUIRES: bytes are no more than the room's.
+  void keep(int64_t bytes) { kept_ = bytes; }
 
  private:
   const int64_t bytes_;
   bool found_ = false;
-  bool kept_ = false;
+  int64_t kept_ = 0;
 };
 
 // The weight in the layout of the implementation, packed now if it is not yet; undefined where
@@ -271,10 +324,10 @@ const at::Tensor* pack(Implementation implementation, const Matvec& call, Packed
   Room room(bytes_when_packed(implementation, call));
   if (!room.found()) return nullptr;
   at::Tensor packed = packed_weight(implementation, call);
-  const int64_t bytes = packed.defined() ? bytes_when_packed(implementation, call) : 0;
+  const int64_t bytes = bytes_of_packed(implementation, packed);
   const PackedWeights::Entry* const added = weights.add(
       {implementation, call.w, call.n, call.k, call.w_stride, call.columns, std::move(packed), bytes, nullptr});
-  if (bytes > 0) room.keep();
+  room.keep(bytes);
   return &added->packed;
 }
 
@@ -343,6 +396,10 @@ class Sample {
       case Implementation::kTiles:
         backend::tile_gemm(call_, &sgemm);
         break;
+      case Implementation::kPackedBlas:
+        pack(implementation, blas_);
+        packed_blas(call_);
+        break;
     }
   }
 
@@ -358,7 +415,7 @@ class Sample {
   }
 
   Matvec call_;
-  at::Tensor x_, w_, out_, panels_, tiles_;
+  at::Tensor x_, w_, out_, panels_, tiles_, blas_;
   std::optional<at::Tensor> bias_;
 };
 
@@ -381,7 +438,7 @@ LinearChoice choose(const graph::Invocation& invocation, const Product& product,
 LinearChoice try_packing(const graph::Invocation& invocation, const Product& product, LinearChoice choice,
                          Values values = Values::kAll, bool guesses = false) {
   std::vector<Implementation> candidates{choice.plain};
-  for (const Implementation packed : {Implementation::kPackedPanels, Implementation::kPackedTiles}) {
+  for (const Implementation packed : kPackedImplementations) {
     if (can_run(packed, product)) candidates.push_back(packed);
   }
   if (candidates.size() == 1) return choice;
@@ -501,6 +558,9 @@ bool run_product(const graph::Invocation& invocation, LinearKind kind) {
     case Implementation::kPackedTiles:
       run_as_operator(OwnKernel::kTileProduct, invocation, [&] { backend::tile_gemm(product.call, &sgemm); });
       return true;
+    case Implementation::kPackedBlas:
+      run_as_operator(OwnKernel::kPackedBlasProduct, invocation, [&] { packed_blas(product.call); });
+      return true;
     case Implementation::kStock:
       break;
   }
@@ -549,7 +609,8 @@ void run_linears(const graph::Invocation* calls, size_t count) {
       case Implementation::kPackedTiles:
         return &tiles;
       case Implementation::kStock:
-        break;
+      case Implementation::kPackedBlas:
+        break;  // no calls of several products
     }
     return nullptr;
   };
@@ -592,6 +653,7 @@ LinearCounts linear_counts() {
   // With a weight that is kept packed or without.
   take(Implementation::kPanels, OwnKernel::kPanelProduct);
   take(Implementation::kTiles, OwnKernel::kTileProduct);
+  take(Implementation::kPackedBlas, OwnKernel::kPackedBlasProduct);
   counts.measurements = measurements;
   counts.packed_bytes = packed_bytes;
   return counts;
