@@ -422,6 +422,26 @@ TEST_F(PackedBlas, ResultsMayHaveGapsBetweenTheirRowsAndValuesToAddTo) {
   }
 }
 
+// Memory that a plan uses again may hold anything.
+TEST_F(PackedBlas, FormerBytesOfAResultDoNotCount) {
+  for (const int64_t m : {1, 7, 64, 197}) {
+    const at::Tensor x = numbers({m, kDepth}, 1);
+    const at::Tensor y = at::full({m, kOutputs}, std::numeric_limits<float>::quiet_NaN());
+    const backend::Gemm call{.b_transposed = true,
+                             .m = m,
+                             .n = kOutputs,
+                             .k = kDepth,
+                             .a = x.const_data_ptr<float>(),
+                             .lda = kDepth,
+                             .b = w.const_data_ptr<float>(),
+                             .ldb = kDepth,
+                             .c = y.mutable_data_ptr<float>(),
+                             .ldc = kOutputs};
+    sgemm_packed(call, packed_b(call).const_data_ptr());
+    EXPECT_TRUE(close(y, at::mm(x, w.t()), kDepth));
+  }
+}
+
 TEST_F(PackedBlas, AnInfinityInTheWeightStaysWhereItIs) {
   at::Tensor infinite = w.clone();
   infinite.mutable_data_ptr<float>()[3 * kDepth + 4] = std::numeric_limits<float>::infinity();
