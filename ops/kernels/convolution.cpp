@@ -16,6 +16,7 @@
 #include "backend/cpu/kernels/convolution.h"
 #include "ops/kernels/blas.h"
 #include "ops/kernels/kernel.h"
+#include "ops/kernels/linear.h"
 #include "ops/kernels/measure.h"
 #include "ops/kernels/own_kernel.h"
 #include "ops/kernels/packed_weights.h"
@@ -75,7 +76,8 @@ bool read_settings(Decoder& decoder, size_t rank, Settings& settings) {
 struct Convolution {
   ConvolutionShape shape;
   Settings settings;
-  bool unfolds = false;  // ours can compute it
+  bool unfolds = false;     // ours can compute it
+  bool is_product = false;  // of the pixels, with the channels of each together, by the weight
   int input, weight, bias = -1, grad_output = -1;
   int output = -1, grad_input = -1, grad_weight = -1, grad_bias = -1;
 };
@@ -166,6 +168,8 @@ bool recognize_forward(const graph::Invocation& invocation, Convolution& call) {
   call.shape.input_last = !input.contiguous;
   call.shape.output_last = !window_of(invocation, call.output).contiguous;
   call.unfolds = call.settings.groups == 1 && all_row_major(invocation) && backend::convolution_fits(geometry);
+  const bool channels_together = (call.shape.input_last && call.shape.output_last) || geometry.pixels() == 1;
+  call.is_product = input.rank == 4 && call.settings.groups == 1 && geometry.pointwise() && channels_together;
   call.shape.work = call.bias >= 0 ? ConvolutionWork::kForwardWithBias : ConvolutionWork::kForward;
   return is_output(window_of(invocation, call.output), geometry, input.rank) &&
          (call.bias < 0 || window_of(invocation, call.bias).numel == geometry.outputs);
@@ -266,6 +270,17 @@ at::Tensor convolve_packed(const Settings& settings, const at::Tensor& input, co
                     {input, packed, bias ? c10::IValue(*bias) : c10::IValue(), at::IntArrayRef(settings.padding),
                      at::IntArrayRef(settings.stride), at::IntArrayRef(settings.dilation), settings.groups, "none",
                      c10::List<std::optional<at::Scalar>>(), c10::IValue()});
+}
+
+PixelProduct product_of(const Convolution& call) {
+  const ConvolutionGeometry& geometry = call.shape.geometry;
+  return {.input = call.input,
+          .weight = call.weight,
+          .bias = call.bias,
+          .output = call.output,
+          .pixels = geometry.images * geometry.pixels(),
+          .channels = geometry.channels,
+          .outputs = geometry.outputs};
 }
 
 // Null where nothing can keep a packed form of the weight.
@@ -448,9 +463,11 @@ const at::Tensor* packed_now(const graph::Invocation& invocation, const Convolut
   if (filters == nullptr || !choice.packed.value_or(false) || filters->uses < kUsesBeforePacking) return nullptr;
   const graph::Window& weight = window_of(invocation, call.weight);
   const PackedKey key{read(invocation, call.weight), !weight.contiguous, call.settings};
-  return filters->get(key, weight.last_byte - weight.first_byte, [&] {
+  const int64_t bytes = weight.last_byte - weight.first_byte;
+  return filters->get(key, bytes, [&]() -> PackedForm {
     KernelTensors tensors(invocation);
-    return packed_filter(call.settings, tensors.operand(call.weight), sizes_of(window_of(invocation, call.input)));
+    return {packed_filter(call.settings, tensors.operand(call.weight), sizes_of(window_of(invocation, call.input))),
+            bytes};
   });
 }
 
@@ -487,6 +504,9 @@ void run_packed(const graph::Invocation& invocation, const Convolution& call, co
 }
 
 bool run_recognized(const graph::Invocation& invocation, Convolution& call) {
+  if (call.is_product && forced.load(std::memory_order_relaxed) < 0) {
+    return run_pixel_product(invocation, product_of(call));
+  }
   call.shape.threads = at::get_num_threads();
   PackedFilters* const filters = packed_filters(invocation, call);
   if (!call.unfolds && filters == nullptr) return false;
@@ -531,6 +551,7 @@ void settle(const graph::Invocation& invocation, const Convolution& call, const 
 }
 
 void prepare(const graph::Invocation& invocation, Convolution& call) {
+  if (call.is_product) return prepare_pixel_product(invocation, product_of(call));
   call.shape.threads = at::get_num_threads();
   PackedFilters* const filters = packed_filters(invocation, call);
   if (!call.unfolds && filters == nullptr) return;

@@ -9,8 +9,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <limits>
 #include <vector>
 
+#include "backend/base/parallel.h"
 #include "backend/cpu/kernels/panel_gemm.h"
 #include "backend/cpu/kernels/tile_gemm.h"
 #include "ops/kernels/blas.h"
@@ -46,6 +48,7 @@ struct Product {
   Matvec call;
   int x, w, bias, out;  // operands; bias is -1 where there is none
   LinearShape shape;
+  bool of_pixels = false;  // x and out are images with their channels last
 };
 
 // The last two dimensions of a window, of which one before them has size 1.
@@ -74,6 +77,19 @@ bool plain_addmm(const graph::Invocation& invocation) {
     if (number.isComplex() || number.toDouble() != 1) return false;
   }
   return true;
+}
+
+LinearShape shape_of(const Matvec& call) {
+  const bool tiles = config().tiles.load(std::memory_order_relaxed);
+  return {.element = call.element,
+          .x_columns = call.x_columns,
+          .columns = call.columns,
+          .bias = call.bias != nullptr,
+          .tiles = tiles && backend::has_tiles_for(call.element) && has_sgemm(),
+          .m = call.m,
+          .n = call.n,
+          .k = call.k,
+          .threads = at::get_num_threads()};
 }
 
 bool recognize(const graph::Invocation& invocation, LinearKind kind, Product& product) {
@@ -134,18 +150,37 @@ bool recognize(const graph::Invocation& invocation, LinearKind kind, Product& pr
     if (!plain_addmm(invocation)) return false;
     product.call.bias = address(product.bias, bias.offset);
   }
-  product.shape = {
-      .element = *element,
-      .x_columns = x_columns,
-      .columns = columns,
-      .bias = product.bias >= 0,
-      .tiles = config().tiles.load(std::memory_order_relaxed) && backend::has_tiles_for(*element) && has_sgemm(),
-      .m = m,
-      .n = n,
-      .k = k,
-      .threads = at::get_num_threads()};
+  product.shape = shape_of(product.call);
   return true;
 }
+
+Product product_of(const graph::Invocation& invocation, const PixelProduct& pixels) {
+  const auto address = [&](int i) {
+    return static_cast<float*>(invocation.data[i]) + (*invocation.windows)[invocation.operands[i].window].offset;
+  };
+  Product product{.call = {.element = Element::kFloat32,
+                           .m = pixels.pixels,
+                           .n = pixels.outputs,
+                           .k = pixels.channels,
+                           .x = address(pixels.input),
+                           .x_stride = pixels.channels,
+                           .w = address(pixels.weight),
+                           .w_stride = pixels.channels,
+                           .bias = pixels.bias >= 0 ? address(pixels.bias) : nullptr,
+                           .y = address(pixels.output),
+                           .y_stride = pixels.outputs},
+                  .x = pixels.input,
+                  .w = pixels.weight,
+                  .bias = pixels.bias,
+                  .out = pixels.output,
+                  .shape = {},
+                  .of_pixels = true};
+  product.shape = shape_of(product.call);
+  return product;
+}
+
+// [pixels, channels] of an image with its channels last.
+at::Tensor pixels_of(const at::Tensor& tensor) { return tensor.permute({0, 2, 3, 1}).flatten(0, 2); }
 
 // ---- the implementations ------------------------------------------------------------------------
 
@@ -159,6 +194,12 @@ struct PackedKey {
 };
 using PackedWeights = PackedForms<PackedKey>;
 
+// A BLAS counts in int.
+bool fits_blas(const Matvec& call) {
+  constexpr int64_t kMost = std::numeric_limits<int>::max();
+  return std::max({call.m, call.n, call.k, call.x_stride, call.w_stride, call.y_stride}) <= kMost;
+}
+
 bool can_run(Implementation implementation, const Product& product) {
   switch (implementation) {
     case Implementation::kStock:
@@ -171,6 +212,8 @@ bool can_run(Implementation implementation, const Product& product) {
     case Implementation::kTiles:
     case Implementation::kPackedTiles:
       return product.shape.tiles;
+    case Implementation::kPackedBlas:
+      return product.call.element == Element::kFloat32 && fits_blas(product.call) && has_packed_sgemm();
   }
   return false;
 }
@@ -182,18 +225,62 @@ graph::Binding* binding_of(const graph::Invocation& invocation, int operand) {
 
 // Null where nothing can keep a packed form of the weight.
 PackedWeights* packed_weights(const graph::Invocation& invocation, const Product& product) {
-  if (!can_run(Implementation::kPackedPanels, product) && !can_run(Implementation::kPackedTiles, product))
+  if (std::ranges::none_of(kPackedImplementations, [&](Implementation one) { return can_run(one, product); })) {
     return nullptr;
+  }
   return PackedWeights::of(invocation, product.w);
 }
 
+backend::Gemm gemm_of(const Matvec& call) {
+  return {.a_transposed = call.x_columns,
+          .b_transposed = !call.columns,
+          .accumulate = call.bias != nullptr,
+          .m = call.m,
+          .n = call.n,
+          .k = call.k,
+          .a = static_cast<const float*>(call.x),
+          // The stride of a single row may be any number.
+          .lda = std::max(call.x_stride, call.x_columns ? call.m : call.k),
+          .b = static_cast<const float*>(call.w),
+          .ldb = call.w_stride,
+          .c = static_cast<float*>(call.y),
+          .ldc = std::max(call.y_stride, call.n)};
+}
+
+// REQUIRES: call.packed is of packed_b.
+void packed_blas(const Matvec& call) {
+  constexpr int64_t kCopiedPerThread = 32 << 10;
+  const backend::Gemm gemm = gemm_of(call);
+  if (call.bias != nullptr) {
+    backend::parallel_for(0, call.m, std::max<int64_t>(1, kCopiedPerThread / call.n), [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        std::copy_n(static_cast<const float*>(call.bias), call.n, gemm.c + row * gemm.ldc);
+      }
+    });
+  }
+  sgemm_packed(gemm, call.packed);
+}
+
+// The most memory that a packed weight may take.
 int64_t bytes_when_packed(Implementation implementation, const Matvec& call) {
-  return implementation == Implementation::kPackedTiles ? backend::tile_weight_bytes(call.element, call.n, call.k)
-                                                        : backend::panel_weight_bytes(call.element, call.n, call.k);
+  switch (implementation) {
+    case Implementation::kPackedTiles:
+      return backend::tile_weight_bytes(call.element, call.n, call.k);
+    case Implementation::kPackedBlas:
+      return packed_b_space(call.n, call.k);
+    default:
+      return backend::panel_weight_bytes(call.element, call.n, call.k);
+  }
+}
+// The memory that it takes.
+int64_t bytes_of_packed(Implementation implementation, const at::Tensor& packed) {
+  if (!packed.defined()) return 0;
+  return implementation == Implementation::kPackedBlas ? packed_b_bytes(packed) : packed.numel();
 }
 
 // Undefined where the weight has values that the implementation cannot have.
 at::Tensor packed_weight(Implementation implementation, const Matvec& call) {
+  if (implementation == Implementation::kPackedBlas) return packed_b(gemm_of(call));
   at::Tensor packed = at::empty({bytes_when_packed(implementation, call)}, at::kByte);
   if (implementation == Implementation::kPackedPanels) {
     backend::pack_panel_weight(call, packed.mutable_data_ptr());
@@ -206,7 +293,11 @@ at::Tensor packed_weight(Implementation implementation, const Matvec& call) {
 // there is no such layout of its values. Null where there is no room.
 const at::Tensor* pack(Implementation implementation, const Matvec& call, PackedWeights& weights) {
   return weights.get({implementation, call.w, call.n, call.k, call.w_stride, call.columns},
-                     bytes_when_packed(implementation, call), [&] { return packed_weight(implementation, call); });
+                     bytes_when_packed(implementation, call), [&]() -> PackedForm {
+                       at::Tensor packed = packed_weight(implementation, call);
+                       const int64_t bytes = bytes_of_packed(implementation, packed);
+                       return {std::move(packed), bytes};
+                     });
 }
 
 // ---- choosing -----------------------------------------------------------------------------------
@@ -229,6 +320,7 @@ class Sample {
     KernelTensors operands(invocation);
     const auto matrix = [&](int operand) {
       const at::Tensor& tensor = operands.operand(operand);
+      if (product.of_pixels) return operand == product.w ? tensor.flatten(1).t() : pixels_of(tensor);
       return tensor.dim() == 3 ? tensor.select(0, 0) : tensor;
     };
     const auto valued = [&](int operand, at::Tensor part, const void*& address) {
@@ -274,6 +366,10 @@ class Sample {
       case Implementation::kTiles:
         backend::tile_gemm(call_, &sgemm);
         break;
+      case Implementation::kPackedBlas:
+        pack(implementation, blas_);
+        packed_blas(call_);
+        break;
     }
   }
 
@@ -289,7 +385,7 @@ class Sample {
   }
 
   Matvec call_;
-  at::Tensor x_, w_, out_, panels_, tiles_;
+  at::Tensor x_, w_, out_, panels_, tiles_, blas_;
   std::optional<at::Tensor> bias_;
 };
 
@@ -312,7 +408,7 @@ LinearChoice choose(const graph::Invocation& invocation, const Product& product,
 LinearChoice try_packing(const graph::Invocation& invocation, const Product& product, LinearChoice choice,
                          Values values = Values::kAll, bool guesses = false) {
   std::vector<Implementation> candidates{choice.plain};
-  for (const Implementation packed : {Implementation::kPackedPanels, Implementation::kPackedTiles}) {
+  for (const Implementation packed : kPackedImplementations) {
     if (can_run(packed, product)) candidates.push_back(packed);
   }
   if (candidates.size() == 1) return choice;
@@ -406,14 +502,9 @@ class Products {
   size_t count_ = 0;
 };
 
-bool run_product(const graph::Invocation& invocation, LinearKind kind) {
-  if (!last_bits_may_vary()) return false;
-  Product product;
-  if (!recognize(invocation, kind, product)) return false;
-  Isolated isolated;
-  PackedWeights* const weights = packed_weights(invocation, product);
-  if (weights != nullptr) weights->note_use();
-  switch (choose_now(invocation, product, weights)) {
+// False for the stock kernel.
+bool run_by(Implementation implementation, const graph::Invocation& invocation, const Product& product) {
+  switch (implementation) {
     case Implementation::kMatvec:
       run_as_operator(OwnKernel::kFewRows, invocation, [&] { backend::matvec(product.call); });
       return true;
@@ -425,10 +516,31 @@ bool run_product(const graph::Invocation& invocation, LinearKind kind) {
     case Implementation::kPackedTiles:
       run_as_operator(OwnKernel::kTileProduct, invocation, [&] { backend::tile_gemm(product.call, &sgemm); });
       return true;
+    case Implementation::kPackedBlas:
+      run_as_operator(OwnKernel::kPackedBlasProduct, invocation, [&] { packed_blas(product.call); });
+      return true;
     case Implementation::kStock:
       break;
   }
   return false;
+}
+
+bool run_product(const graph::Invocation& invocation, LinearKind kind) {
+  if (!last_bits_may_vary()) return false;
+  Product product;
+  if (!recognize(invocation, kind, product)) return false;
+  Isolated isolated;
+  PackedWeights* const weights = packed_weights(invocation, product);
+  if (weights != nullptr) weights->note_use();
+  return run_by(choose_now(invocation, product, weights), invocation, product);
+}
+
+void prepare_product(const graph::Invocation& invocation, Product& product) {
+  Isolated isolated;
+  PackedWeights* const weights = packed_weights(invocation, product);
+  if (weights != nullptr) weights->uses = kUsesBeforePacking;
+  settle(invocation, product, weights);
+  choose_now(invocation, product, weights);
 }
 
 }  // namespace
@@ -449,15 +561,37 @@ void prepare_linear(const graph::Invocation& invocation) {
   if (invocation.part == graph::Part::kTail) return;
   Product product;
   if (!last_bits_may_vary() || !recognize(invocation, kind, product)) return;
-  Isolated isolated;
-  PackedWeights* const weights = packed_weights(invocation, product);
-  if (weights != nullptr) weights->uses = kUsesBeforePacking;
-  settle(invocation, product, weights);
-  choose_now(invocation, product, weights);
+  prepare_product(invocation, product);
 }
 template void prepare_linear<LinearKind::kMm>(const graph::Invocation& invocation);
 template void prepare_linear<LinearKind::kAddmm>(const graph::Invocation& invocation);
 template void prepare_linear<LinearKind::kBmm>(const graph::Invocation& invocation);
+
+bool run_pixel_product(const graph::Invocation& invocation, const PixelProduct& pixels) {
+  if (invocation.data[pixels.output] == nullptr) return false;
+  Product product = product_of(invocation, pixels);
+  Isolated isolated;
+  PackedWeights* const weights = packed_weights(invocation, product);
+  if (weights != nullptr) weights->note_use();
+  if (run_by(choose_now(invocation, product, weights), invocation, product)) return true;
+  run_as_operator(OwnKernel::kConvolution, invocation, [&] {
+    KernelTensors tensors(invocation);
+    at::Tensor out = pixels_of(tensors.operand(product.out));
+    const at::Tensor x = pixels_of(tensors.operand(product.x)), w = tensors.operand(product.w).flatten(1).t();
+    if (product.bias >= 0) {
+      at::addmm_out(out, tensors.operand(product.bias), x, w);
+    } else {
+      at::mm_out(out, x, w);
+    }
+  });
+  return true;
+}
+
+void prepare_pixel_product(const graph::Invocation& invocation, const PixelProduct& pixels) {
+  if (invocation.data[pixels.output] == nullptr) return;
+  Product product = product_of(invocation, pixels);
+  prepare_product(invocation, product);
+}
 
 void run_linears(const graph::Invocation* calls, size_t count) {
   const bool allowed = last_bits_may_vary();
@@ -473,7 +607,8 @@ void run_linears(const graph::Invocation* calls, size_t count) {
       case Implementation::kPackedTiles:
         return &tiles;
       case Implementation::kStock:
-        break;
+      case Implementation::kPackedBlas:
+        break;  // no calls of several products
     }
     return nullptr;
   };
@@ -516,6 +651,7 @@ LinearCounts linear_counts() {
   // With a weight that is kept packed or without.
   take(Implementation::kPanels, OwnKernel::kPanelProduct);
   take(Implementation::kTiles, OwnKernel::kTileProduct);
+  take(Implementation::kPackedBlas, OwnKernel::kPackedBlasProduct);
   counts.measurements = measurements;
   counts.packed_bytes = packed_bytes;
   return counts;

@@ -45,6 +45,19 @@ void run_addmm_part(const graph::Invocation& invocation);
 // computes become one call of it.
 void run_linears(const graph::Invocation* calls, size_t count);
 
+// A convolution with one pixel of kernel, of images with their channels last: a product of
+// [pixels, channels] by the weight, [outputs, channels]. Operands, the bias -1 for none. They are
+// dense and of float32.
+struct PixelProduct {
+  int input, weight, bias, output;
+  int64_t pixels, channels, outputs;
+};
+// Runs it by the best implementation, the stock kernel of products included. Returns false and does
+// nothing if there is no memory for the output.
+bool run_pixel_product(const graph::Invocation& invocation, const PixelProduct& pixels);
+// As prepare_linear().
+void prepare_pixel_product(const graph::Invocation& invocation, const PixelProduct& pixels);
+
 // How often each implementation other than the stock kernel has run, and how many shapes were
 // measured.
 struct LinearCounts {

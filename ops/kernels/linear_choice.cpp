@@ -8,8 +8,8 @@ namespace hetero::ops {
 namespace {
 
 constexpr const char* kElementNames[] = {"float32", "bfloat16", "float16"};
-constexpr const char* kNames[kLinearImplementations] = {"stock", "matvec",        "panels",
-                                                        "tiles", "packed_panels", "packed_tiles"};
+constexpr const char* kNames[kLinearImplementations] = {"stock",         "matvec",       "panels",     "tiles",
+                                                        "packed_panels", "packed_tiles", "packed_blas"};
 constexpr const char* kUntried = "untried";
 
 }  // namespace

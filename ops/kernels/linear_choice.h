@@ -7,8 +7,10 @@
 
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <iterator>
 #include <optional>
 #include <string>
 
@@ -26,16 +28,19 @@ enum class LinearImplementation : uint8_t {
   // Implementations with a packed weight that is kept:
   kPackedPanels,
   kPackedTiles,
+  kPackedBlas,  // sgemm_packed of blas.h
 };
-inline constexpr int kLinearImplementations = 6;
+inline constexpr int kLinearImplementations = 7;
+inline constexpr LinearImplementation kPackedImplementations[] = {
+    LinearImplementation::kPackedPanels, LinearImplementation::kPackedTiles, LinearImplementation::kPackedBlas};
 inline bool needs_packing(LinearImplementation implementation) {
-  return implementation == LinearImplementation::kPackedPanels || implementation == LinearImplementation::kPackedTiles;
+  return std::ranges::find(kPackedImplementations, implementation) != std::end(kPackedImplementations);
 }
 const char* to_string(LinearImplementation implementation);
 
 // The properties of a product y[m, n] = x[m, k] * w that the choice depends on.
 struct LinearShape {
-  static constexpr const char* kKind = "linear 5";
+  static constexpr const char* kKind = "linear 6";
   backend::Element element;
   bool x_columns;  // x is [k, m]
   bool columns;    // w is [k, n]

@@ -26,7 +26,7 @@ inline constexpr int kUsesBeforePacking = 8;
 // Of all weights that are packed now.
 inline std::atomic<int64_t> packed_bytes{0};
 
-// Room for a packed weight, within the limit; given back unless kept.
+// Room for a packed weight, within the limit; what is not kept is given back.
 class PackingRoom {
  public:
   static bool may_be_found(int64_t bytes) {
@@ -36,18 +36,24 @@ class PackingRoom {
   explicit PackingRoom(int64_t bytes) : bytes_(bytes) {
     found_ = packed_bytes.fetch_add(bytes) + bytes <= config().packed_bytes.load(std::memory_order_relaxed);
   }
-  ~PackingRoom() {
-    if (!kept_) packed_bytes -= bytes_;
-  }
+  ~PackingRoom() { packed_bytes -= bytes_ - kept_; }
   PackingRoom(const PackingRoom&) = delete;
   PackingRoom& operator=(const PackingRoom&) = delete;
   bool found() const { return found_; }
-  void keep() { kept_ = true; }
+  // REQUIRES: bytes are no more than the room's.
+  void keep(int64_t bytes) { kept_ = bytes; }
 
  private:
   const int64_t bytes_;
   bool found_ = false;
-  bool kept_ = false;
+  int64_t kept_ = 0;
+};
+
+// A packed weight, and the bytes that it takes; undefined where the weight has values that the
+// implementation cannot have.
+struct PackedForm {
+  at::Tensor form;
+  int64_t bytes;
 };
 
 // The packed forms of the weights of one storage, and how often these were used since the bytes
@@ -61,7 +67,8 @@ class PackedForms final : public graph::Derived {
 
   ~PackedForms() override {
     const std::unique_ptr<const Entry> entries(first_.load());
-    for (const Entry* entry = entries.get(); entry != nullptr; entry = entry->next.get()) packed_bytes -= entry->bytes;
+    for (const Entry* entry = entries.get(); entry != nullptr; entry = entry->next.get())
+      packed_bytes -= entry->packed.bytes;
   }
 
   // The storage's; null where nothing may be kept of it, or another kernel keeps something.
@@ -79,31 +86,28 @@ class PackedForms final : public graph::Derived {
     if (uses.load(std::memory_order_relaxed) < kUsesBeforePacking) uses.fetch_add(1, std::memory_order_relaxed);
   }
 
-  // The form for the key; pack() makes it now if it is not there. It may be undefined, which is
-  // kept too. Null where there is no room for `bytes`.
+  // The form for the key; pack() makes it now if it is not there. Null where there is no room for
+  // `most` bytes.
   template <typename Pack>
-  const at::Tensor* get(const Key& key, int64_t bytes, const Pack& pack) {
-    if (const Entry* found = find(key)) return &found->packed;
-    if (!PackingRoom::may_be_found(bytes)) return nullptr;
+  const at::Tensor* get(const Key& key, int64_t most, const Pack& pack) {
+    if (const Entry* found = find(key)) return &found->packed.form;
+    if (!PackingRoom::may_be_found(most)) return nullptr;
     const std::lock_guard lock(mutex_);
-    if (const Entry* found = find(key)) return &found->packed;
-    PackingRoom room(bytes);
+    if (const Entry* found = find(key)) return &found->packed.form;
+    PackingRoom room(most);
     if (!room.found()) return nullptr;
-    at::Tensor packed = pack();
-    const bool takes_room = packed.defined();
-    auto added = std::make_unique<Entry>(Entry{key, std::move(packed), takes_room ? bytes : 0, nullptr});
+    auto added = std::make_unique<Entry>(Entry{key, pack(), nullptr});
     const Entry* const entry = added.get();
     added->next.reset(first_.load(std::memory_order_relaxed));
     first_.store(added.release(), std::memory_order_release);
-    if (takes_room) room.keep();
-    return &entry->packed;
+    room.keep(entry->packed.bytes);
+    return &entry->packed.form;
   }
 
  private:
   struct Entry {
     Key key;
-    at::Tensor packed;
-    int64_t bytes;
+    PackedForm packed;
     std::unique_ptr<const Entry> next;  // older
   };
   const Entry* find(const Key& key) const {

@@ -50,16 +50,17 @@ enum class SyncReason : uint8_t {
 const char* to_string(SyncReason reason);
 
 // The kernels that run in place of PyTorch's; see own_kernel.h.
-#define HETERO_OWN_KERNELS(X)                                    \
-  X(kFewRows, "products of few rows")                            \
-  X(kPanelProduct, "products with a weight in panels")           \
-  X(kTileProduct, "products on the tile unit")                   \
-  X(kQuantizedProduct, "products with a quantized weight")       \
-  X(kConvolution, "convolutions as products over all images")    \
-  X(kPackedConvolution, "convolutions with a packed weight")     \
-  X(kConvolutionBackward, "gradients of convolutions, likewise") \
-  X(kAttention, "attention")                                     \
-  X(kAttentionBackward, "gradients of attention")                \
+#define HETERO_OWN_KERNELS(X)                                     \
+  X(kFewRows, "products of few rows")                             \
+  X(kPanelProduct, "products with a weight in panels")            \
+  X(kTileProduct, "products on the tile unit")                    \
+  X(kPackedBlasProduct, "products with a weight that MKL packed") \
+  X(kQuantizedProduct, "products with a quantized weight")        \
+  X(kConvolution, "convolutions as products over all images")     \
+  X(kPackedConvolution, "convolutions with a packed weight")      \
+  X(kConvolutionBackward, "gradients of convolutions, likewise")  \
+  X(kAttention, "attention")                                      \
+  X(kAttentionBackward, "gradients of attention")                 \
   X(kGrowth, "concatenations that grew in place")
 
 enum class OwnKernel : uint8_t {

@@ -284,7 +284,7 @@ TEST_F(SteadyRun, OfAPerceptronTakesNoMemoryAndNoLock) {
 TEST_F(SteadyRun, OfEveryImplementationTakesNoMemoryAndNoLock) {
   for (const LinearImplementation implementation :
        {LinearImplementation::kMatvec, LinearImplementation::kPanels, LinearImplementation::kTiles,
-        LinearImplementation::kPackedPanels, LinearImplementation::kPackedTiles}) {
+        LinearImplementation::kPackedPanels, LinearImplementation::kPackedTiles, LinearImplementation::kPackedBlas}) {
     SCOPED_TRACE(to_string(implementation));
     force_linear_implementation(implementation);
     Perceptron net(8);
