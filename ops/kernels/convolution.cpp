@@ -20,6 +20,7 @@
 #include "ops/kernels/measure.h"
 #include "ops/kernels/own_kernel.h"
 #include "ops/kernels/packed_weights.h"
+#include "ops/memory/offered_memory.h"
 #include "ops/record/call.h"
 
 namespace hetero::ops {
@@ -30,8 +31,6 @@ using backend::ConvolutionGeometry;
 
 std::atomic<int64_t> measurements;
 std::atomic<int> forced{-1};
-// How much faster a convolution has to be for the memory of a packed weight.
-constexpr double kWorthPacking = 1.05;
 
 // ---- recognizing a convolution ------------------------------------------------------------------
 
@@ -384,12 +383,19 @@ class Sample {
         break;
       case Implementation::kPacked:
         if (!packed_.defined()) packed_ = packed_filter(settings_, weight_, input_.sizes());
-        results_[0].copy_(convolve_packed(settings_, input_, packed_, bias_));
+        make_packed();
         break;
       case Implementation::kStock:
         run_stock();
         break;
     }
+  }
+
+  // As run_packed() does.
+  void make_packed() {
+    const OfferedMemory offer(results_[0].mutable_data_ptr(), shape_.output_last ? results_[0].nbytes() : 0);
+    const at::Tensor made = convolve_packed(settings_, input_, packed_, bias_);
+    if (made.const_data_ptr() != results_[0].const_data_ptr()) results_[0].copy_(made);
   }
 
   void run_stock() {
@@ -429,7 +435,7 @@ ConvolutionChoice try_packing(const graph::Invocation& invocation, const Convolu
   const Measured measured = Sample(invocation, call, values).measure({choice.plain, Implementation::kPacked});
   if (measured.repeated || guesses) {
     choice.sure = choice.sure && measured.repeated;
-    choice.packed = measured.seconds[1] < measured.seconds[0] / kWorthPacking;
+    choice.packed = measured.seconds[1] < measured.seconds[0];
   }
   return choice;
 }
@@ -499,6 +505,11 @@ void run_packed(const graph::Invocation& invocation, const Convolution& call, co
     KernelTensors tensors(invocation);
     std::optional<at::Tensor> bias;
     if (call.bias >= 0) bias = tensors.operand(call.bias);
+    std::optional<OfferedMemory> offer;
+    if (call.shape.output_last && tensors.has_memory(call.output)) {
+      const at::Tensor& place = tensors.operand(call.output);
+      offer.emplace(place.mutable_data_ptr(), place.nbytes());
+    }
     tensors.deliver(call.output, convolve_packed(call.settings, tensors.operand(call.input), packed, bias));
   });
 }

@@ -5,6 +5,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -61,15 +62,20 @@ class Folder {
   size_t run() {
     const graph::OpId convolution = graph::op_table().find("aten::convolution");
     const graph::OpId norm = graph::op_table().find("aten::native_batch_norm");
-    if (convolution == graph::kNoOp || norm == graph::kNoOp) return 0;
+    const graph::OpId addcmul = graph::op_table().resolve("aten::addcmul");
+    if (norm == graph::kNoOp || addcmul == graph::kNoOp) return 0;
     find_uses();
     gone_.assign(graph_.nodes.size(), 0);
-    size_t folded = 0;
+    size_t changed = 0;
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
-      if (graph_.nodes[n].op == norm && fold(n, convolution)) ++folded;
+      if (graph_.nodes[n].op != norm) continue;
+      const std::optional<Norm> read = read_norm(n);
+      if (!read) continue;
+      if (!fold_into_convolution(n, *read, convolution)) make_pointwise(n, *read, addcmul);
+      ++changed;
     }
-    if (folded > 0) graph::remove_nodes(program_, gone_);
-    return folded;
+    if (changed > 0) graph::remove_nodes(program_, gone_);
+    return changed;
   }
 
  private:
@@ -127,86 +133,123 @@ class Folder {
     return output.buffer == input.buffer && output.window == input.window && output.bits == 0 ? &before : nullptr;
   }
 
-  bool fold(size_t n, graph::OpId convolution) {
-    const Node& norm = graph_.nodes[n];
-    Decoder of_norm(graph_.attributes.data() + norm.attribute_offset, norm.attribute_bytes);
-    const Tensors norms = read_tensors(of_norm, 5);
-    if (!norms.complete || norms.operand[0] != 0 || norms.operand[3] < 0 || norms.operand[4] < 0) return false;
-    if (of_norm.next() != Tag::kBoolean || of_norm.get<uint8_t>() != 0) return false;
-    if (const Tag momentum = of_norm.next(); momentum == Tag::kReal || momentum == Tag::kShapeReal) {
-      (void)of_norm.real(momentum);
-    } else {
-      return false;
-    }
-    const Tag epsilon_tag = of_norm.next();
-    if (epsilon_tag != Tag::kReal && epsilon_tag != Tag::kShapeReal) return false;
-    const double epsilon = of_norm.real(epsilon_tag);
+  // y = x * scale + shift for each channel; of float64.
+  struct Norm {
+    at::Tensor scale, shift;
+    int result = 0;  // an operand
+  };
 
-    const int result = norm.operand_count - norm.output_count;
-    const BufferId made = operand(norm, result).buffer;
-    if (uses_[made].first_write != n || operand(norm, result).reads()) return false;
-    for (int i = result + 1; i < norm.operand_count; ++i) {
-      if (uses_[operand(norm, i).buffer].reads > 0 || !is_temporary(operand(norm, i).buffer)) return false;
+  // Nothing for a norm that is more than that.
+  std::optional<Norm> read_norm(size_t n) const {
+    const Node& node = graph_.nodes[n];
+    Decoder decoder(graph_.attributes.data() + node.attribute_offset, node.attribute_bytes);
+    const Tensors tensors = read_tensors(decoder, 5);
+    if (!tensors.complete || tensors.operand[0] != 0 || tensors.operand[3] < 0 || tensors.operand[4] < 0) return {};
+    if (decoder.next() != Tag::kBoolean || decoder.get<uint8_t>() != 0) return {};
+    double numbers[2];  // momentum, epsilon
+    for (double& number : numbers) {
+      const Tag tag = decoder.next();
+      if (tag != Tag::kReal && tag != Tag::kShapeReal) return {};
+      number = decoder.real(tag);
     }
-
-    Node* const before = convolution_before(norm, convolution);
-    if (before == nullptr || before->preference != norm.preference) return false;
-    Decoder of_convolution(graph_.attributes.data() + before->attribute_offset, before->attribute_bytes);
-    const Tensors convolved = read_tensors(of_convolution, 3);
-    if (!convolved.complete || convolved.operand[0] != 0 || convolved.operand[1] != 1) return false;
-    for (int i = 0; i < 3; ++i) skip_list(of_convolution);
-    if (of_convolution.next() != Tag::kBoolean || of_convolution.get<uint8_t>() != 0) return false;
-
-    at::Tensor weight = constant(*before, 1);
-    const at::Tensor mean = constant(norm, norms.operand[3]), variance = constant(norm, norms.operand[4]);
-    if (!weight.defined() || !mean.defined() || !variance.defined()) return false;
-    at::Tensor scale = at::rsqrt(variance + epsilon), shift = at::zeros_like(mean);
-    const auto optional = [&](const Node& node, int i, at::Tensor& value) {
-      if (i >= 0) value = constant(node, i);
-      return i < 0 || value.defined();
-    };
-    at::Tensor factor, summand;
-    if (!optional(norm, norms.operand[1], factor) || !optional(norm, norms.operand[2], summand) ||
-        !optional(*before, convolved.operand[2], shift)) {
-      return false;
+    Norm norm{.scale = {}, .shift = {}, .result = node.operand_count - node.output_count};
+    const Operand& made = operand(node, norm.result);
+    if (uses_[made.buffer].first_write != n || made.reads() || operand(node, 0).bits != 0) return {};
+    for (int i = norm.result + 1; i < node.operand_count; ++i) {
+      if (uses_[operand(node, i).buffer].reads > 0 || !is_temporary(operand(node, i).buffer)) return {};
     }
-    if (factor.defined()) scale = scale * factor;
-    shift = (shift - mean) * scale;
-    if (summand.defined()) shift = shift + summand;
+    at::Tensor values[kMostTensors];  // but for the first
+    for (int i = 1; i < kMostTensors; ++i) {
+      if (tensors.operand[i] < 0) continue;
+      values[i] = constant(node, tensors.operand[i]);
+      if (!values[i].defined() || window_of(operand(node, tensors.operand[i])).dtype != window_of(made).dtype)
+        return {};
+    }
+    norm.scale = at::rsqrt(values[4] + numbers[1]);
+    if (values[1].defined()) norm.scale = norm.scale * values[1];
+    norm.shift = values[3] * norm.scale * -1;
+    if (values[2].defined()) norm.shift = norm.shift + values[2];
+    return norm;
+  }
+
+  bool fold_into_convolution(size_t n, const Norm& norm, graph::OpId convolution) {
+    Node* const before = convolution_before(graph_.nodes[n], convolution);
+    if (before == nullptr || before->preference != graph_.nodes[n].preference) return false;
+    Decoder decoder(graph_.attributes.data() + before->attribute_offset, before->attribute_bytes);
+    const Tensors tensors = read_tensors(decoder, 3);
+    if (!tensors.complete || tensors.operand[0] != 0 || tensors.operand[1] != 1) return false;
+    for (int i = 0; i < 3; ++i) skip_list(decoder);
+    if (decoder.next() != Tag::kBoolean || decoder.get<uint8_t>() != 0) return false;  // transposed
+    const at::Tensor weight = constant(*before, 1);
+    const bool has_bias = tensors.operand[2] >= 0;
+    const at::Tensor bias = has_bias ? constant(*before, tensors.operand[2]) : at::zeros_like(norm.shift);
+    if (!weight.defined() || !bias.defined()) return false;
     std::vector<int64_t> along(static_cast<size_t>(weight.dim()), 1);
     along[0] = -1;
-    weight = weight * scale.view(along);
 
-    replace(*before, convolved.operand[2] >= 0, weight, shift, operand(norm, result));
+    const graph::DType dtype = window_of(operand(*before, 1)).dtype;
+    const Operand output = operand(graph_.nodes[n], norm.result);
+    // How the output follows from the sizes of inputs.
+    move_dynamic(static_cast<size_t>(before - graph_.nodes.data()), {{0, 0}, {before->operand_count - 1, 3}});
+    set_operands(*before, {operand(*before, 0), add_constant(dtype, weight * norm.scale.view(along)),
+                           add_constant(dtype, bias * norm.scale + norm.shift), output});
+    constexpr size_t kBias = 2;  // the third argument; none of the three has more than its tag
+    graph_.attributes[before->attribute_offset + sizeof(AttributeHeader) + kBias] =
+        std::byte{static_cast<uint8_t>(Tag::kTensor)};
+    uses_[output.buffer].first_write = static_cast<size_t>(before - graph_.nodes.data());
     gone_[n] = 1;
     return true;
   }
 
-  // The convolution has these weights from now on, and writes where the norm wrote.
-  void replace(Node& convolution, bool has_bias, const at::Tensor& weight, const at::Tensor& bias, Operand output) {
-    std::vector<Operand> operands{operand(convolution, 0), add_constant(operand(convolution, 1), weight)};
-    operands.push_back(add_constant(operand(convolution, 1), bias));
-    operands.push_back(output);
-    // How the output follows from the sizes of inputs.
-    for (graph::DynamicSizes::OperandWindow& dynamic : program_.dynamic.operands) {
-      if (&graph_.nodes[dynamic.node] == &convolution && dynamic.operand == convolution.operand_count - 1u) {
-        dynamic.operand = 3;
-      }
-    }
-    convolution.first_operand = static_cast<uint32_t>(graph_.operands.size());
-    convolution.operand_count = 4;
-    graph_.operands.insert(graph_.operands.end(), operands.begin(), operands.end());
-    constexpr size_t kBias = 2;  // the third argument; none of the three has more than its tag
-    if (!has_bias) {
-      graph_.attributes[convolution.attribute_offset + sizeof(AttributeHeader) + kBias] =
-          std::byte{static_cast<uint8_t>(Tag::kTensor)};
-    }
-    uses_[output.buffer].first_write = static_cast<size_t>(&convolution - graph_.nodes.data());
+  // addcmul(shift, x, scale, value=1).
+  void make_pointwise(size_t n, const Norm& norm, graph::OpId addcmul) {
+    Node& node = graph_.nodes[n];
+    const Operand input = operand(node, 0), output = operand(node, norm.result);
+    const graph::Window& window = window_of(input);
+    std::vector<int64_t> along(static_cast<size_t>(window.rank) - 1, 1);
+    along[0] = -1;
+    const graph::DType dtype = window.dtype;
+    move_dynamic(n, {{0, 1}, {norm.result, 3}});
+    set_operands(node, {add_constant(dtype, norm.shift.view(along)), input, add_constant(dtype, norm.scale.view(along)),
+                        output});
+    node.op = addcmul;
+    Call call;
+    for (int i = 0; i < 3; ++i) call.put_structure(static_cast<uint8_t>(Tag::kTensor));
+    call.scalar(at::Scalar(1));
+    node.attribute_offset = static_cast<uint32_t>(graph_.attributes.size());
+    const AttributeHeader header{static_cast<uint32_t>(call.structure.size()),
+                                 static_cast<uint32_t>(call.sizes.size())};
+    append(&header, sizeof(header));
+    for (const Bytes* part : {&call.structure, &call.sizes, &call.values}) append(part->data(), part->size());
+    node.attribute_bytes = static_cast<uint32_t>(graph_.attributes.size()) - node.attribute_offset;
   }
 
-  // A weight of the program with this value, in the dtype of `like`, row-major.
-  Operand add_constant(const Operand& like, const at::Tensor& value) {
-    const graph::DType dtype = window_of(like).dtype;
+  void append(const void* bytes, size_t count) {
+    const auto* const begin = static_cast<const std::byte*>(bytes);
+    graph_.attributes.insert(graph_.attributes.end(), begin, begin + count);
+  }
+
+  // The node has these operands from now on, of which the last is its result.
+  void set_operands(Node& node, const std::vector<Operand>& operands) {
+    node.first_operand = static_cast<uint32_t>(graph_.operands.size());
+    node.operand_count = static_cast<uint16_t>(operands.size());
+    node.output_count = 1;
+    graph_.operands.insert(graph_.operands.end(), operands.begin(), operands.end());
+  }
+
+  // Operands of the node that follow from the sizes of inputs, by their places before and from now
+  // on.
+  void move_dynamic(size_t node, const std::map<uint32_t, uint32_t>& places) {
+    std::erase_if(program_.dynamic.operands, [&](graph::DynamicSizes::OperandWindow& dynamic) {
+      if (dynamic.node != node) return false;
+      const auto place = places.find(dynamic.operand);
+      if (place != places.end()) dynamic.operand = place->second;
+      return place == places.end();
+    });
+  }
+
+  // A weight of the program with this value, row-major.
+  Operand add_constant(graph::DType dtype, const at::Tensor& value) {
     at::Tensor cast = value.to(static_cast<at::ScalarType>(dtype)).contiguous();
     const auto buffer = static_cast<BufferId>(graph_.buffers.size());
     const graph::WindowId window =

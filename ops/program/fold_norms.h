@@ -1,9 +1,10 @@
-// fold_batch_norms: puts batch norms of a program into the convolutions before them.
+// fold_batch_norms: makes batch norms of a program parts of the convolutions before them.
 //
 // With running statistics, a batch norm multiplies each channel by a number and adds another. The
 // weight of a convolution whose result only the norm reads can hold the first, its bias the second.
-// Weights are constants of the program, so new ones are computed once, in float64, when the program
-// is made. Weights that the program writes, norms over the batch and transposed convolutions stay.
+// Other norms become addcmul, which is fused with what follows. Weights are constants of the
+// program, so these numbers are computed once, in float64, when the program is made. Norms over the
+// batch, and those with weights that the program writes, stay.
 //
 // Thread safety: as the program's.
 
@@ -15,7 +16,7 @@
 
 namespace hetero::ops {
 
-// Returns how many norms are gone. The plan of the program, if it had one, is dropped then.
+// Returns how many norms are gone or pointwise. The plan of the program, if it had one, is dropped then.
 size_t fold_batch_norms(graph::SavedProgram& program);
 
 // What is done to each program when it is made: fold_constants, fold_batch_norms, merge_repeated
