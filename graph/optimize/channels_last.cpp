@@ -53,7 +53,7 @@ struct Moved {
 std::optional<Moved> moved(const Window& window, const Image& image) {
   if (window.dtype != image.dtype) return std::nullopt;
   Moved result;
-  std::array<int64_t, kMostDimensions> furthest{};  // of the elements, along each dimension of the image
+  std::array<int64_t, kMostDimensions> furthest{};  // along each dimension
   int64_t left = window.offset;
   for (int d = 0; d < image.rank; ++d) {
     furthest[d] = left / image.rows[d];

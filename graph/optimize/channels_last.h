@@ -5,7 +5,7 @@
 // otherwise, in and out, at each call. So buffers that only the program sees get windows with other
 // strides. The values are the same, and so is the memory.
 //
-// A buffer is laid out anew if convolutions touch it, all that touch it keep layouts
+// A buffer gets the other layout if convolutions touch it, all that touch it keep layouts
 // (OpTraits::keeps_layout) or see it row-major only then, and every window of it can be expressed.
 // Pointwise operators, norms, pools and concatenations get operands of one layout, or none is
 // changed. Convolutions take any: one that reads the program's input reorders it as before. Sizes

@@ -60,9 +60,9 @@ class Folder {
   explicit Folder(graph::SavedProgram& program) : program_(program), graph_(program.graph) {}
 
   size_t run() {
-    const graph::OpId convolution = graph::op_table().find("aten::convolution");
-    const graph::OpId norm = graph::op_table().find("aten::native_batch_norm");
-    const graph::OpId addcmul = graph::op_table().resolve("aten::addcmul");
+    const graph::OpId convolution = graph::op_table().find("aten::convolution");  // a name: what is rewritten
+    const graph::OpId norm = graph::op_table().find("aten::native_batch_norm");   // a name: likewise
+    const graph::OpId addcmul = graph::op_table().resolve("aten::addcmul");       // a name: what it becomes
     if (norm == graph::kNoOp || addcmul == graph::kNoOp) return 0;
     find_uses();
     gone_.assign(graph_.nodes.size(), 0);

@@ -16,7 +16,8 @@
 
 namespace hetero::ops {
 
-// Returns how many norms are gone or pointwise. The plan of the program, if it had one, is dropped then.
+// Returns how many norms are gone or pointwise. The plan of the program, if it had one, is dropped
+// then.
 size_t fold_batch_norms(graph::SavedProgram& program);
 
 // What is done to each program when it is made: fold_constants, fold_batch_norms, merge_repeated

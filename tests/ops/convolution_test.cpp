@@ -128,6 +128,62 @@ TEST_F(ConvolutionTest, ComputesWhatTheCpuComputes) {
   }
 }
 
+const Case kPackedCases[] = {
+    {.input = {2, 8, 9, 7}, .weight = {12, 8, 3, 3}, .padding = {1, 1}},
+    {.input = {1, 16, 10, 10}, .weight = {16, 1, 3, 3}, .stride = {2, 2}, .padding = {1, 1}, .groups = 16},
+    {.input = {3, 8, 6, 6}, .weight = {12, 2, 5, 3}, .padding = {2, 1}, .dilation = {1, 2}, .groups = 4},
+    {.input = {2, 3, 20, 20}, .weight = {8, 3, 7, 7}, .stride = {2, 2}, .padding = {3, 3}},
+};
+
+TEST_F(ConvolutionTest, KeepsAPackedWeightUntilItChanges) {
+  const auto packed_runs = [] { return convolution_counts().runs[static_cast<int>(Implementation::kPacked)]; };
+  force_convolution_implementation(Implementation::kPacked);
+  for (const Case& c : kPackedCases) {
+    for (const bool last : {false, true}) {
+      SCOPED_TRACE(c10::str(c.input, " ", c.weight, last ? " last" : ""));
+      const auto format = last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
+      const at::Tensor x = numbers(c.input, 1).contiguous(format), bias = numbers({c.weight[0]}, 3);
+      at::Tensor w = numbers(c.weight, 2);
+      const at::Tensor x_there = settled(on_device(x)), w_there = settled(on_device(w)),
+                       bias_there = settled(on_device(bias));
+      for (int use = 0; use < kUsesBeforePacking; ++use) settled(c.forward(x_there, w_there, bias_there));
+      for (int change = 0; change < 2; ++change) {
+        const int64_t before = packed_runs(), bytes = linear_counts().packed_bytes;
+        EXPECT_TRUE(close(c.forward(x_there, w_there, bias_there), c.forward(x, w, bias)));
+        EXPECT_EQ(packed_runs() - before, 1);
+        EXPECT_GE(linear_counts().packed_bytes, bytes);
+        w_there.mul_(2);
+        w.mul_(2);
+        flush_all(SyncReason::kFlush);
+        EXPECT_TRUE(close(c.forward(x_there, w_there, bias_there), c.forward(x, w, bias)));
+        for (int use = 0; use < kUsesBeforePacking; ++use) settled(c.forward(x_there, w_there, bias_there));
+      }
+    }
+  }
+  EXPECT_EQ(linear_counts().packed_bytes, 0);
+}
+
+TEST_F(ConvolutionTest, PacksNoWeightWithoutRoomOrWithFusionOff) {
+  const Case& c = kPackedCases[0];
+  const at::Tensor x = settled(on_device(numbers(c.input, 1))), w = settled(on_device(numbers(c.weight, 2)));
+  const auto runs = [&] {
+    const int64_t before = convolution_counts().runs[static_cast<int>(Implementation::kPacked)];
+    for (int use = 0; use < 2 * kUsesBeforePacking; ++use) {
+      settled(c.forward(x, w, std::nullopt));
+    }
+    return convolution_counts().runs[static_cast<int>(Implementation::kPacked)] - before;
+  };
+  force_convolution_implementation(Implementation::kPacked);
+  const int64_t room = config().packed_bytes;
+  config().packed_bytes = 0;
+  EXPECT_EQ(runs(), 0);
+  config().packed_bytes = room;
+  config().fusion = false;
+  EXPECT_EQ(runs(), 0);
+  config().fusion = true;
+  EXPECT_GT(runs(), 0);
+}
+
 TEST_F(ConvolutionTest, ComputesTheGradientsThatAreWanted) {
   for (const Case& c : kCases) {
     const at::Tensor x = numbers(c.input, 1), w = numbers(c.weight, 2);

@@ -68,7 +68,11 @@ class ModelCall:
         """What the model returns, over its weights on hetero."""
         if isinstance(self._model, torch.nn.Module):
             weights = weights or self.weights
-            return torch.func.functional_call(self._model, weights, args, kwargs, tie_weights=False)
+            # A module with several names once: functional_call() would put back what it has put there itself.
+            names = [f"{path}.{name}".lstrip(".") for path, module in self._model.named_modules()
+                     for name in (*module._parameters, *module._buffers)]  # fmt: skip
+            once = {name: weights[name] for name in names if name in weights}
+            return torch.func.functional_call(self._model, once, args, kwargs, tie_weights=False)
         return self._model(*args, **kwargs)
 
     def on_cpu(self) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:

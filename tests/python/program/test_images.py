@@ -1,0 +1,175 @@
+"""Programs of convolutional networks: norms in weights, channels last, packed weights; and what keeps eager's bits."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import assert_same
+from torch import nn
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+PACKED = "convolutions with a packed weight"
+PRODUCTS = ("products with", "products of few rows", "convolutions as products")
+
+
+def ran(call: Callable[[], object]) -> dict[str, int]:
+    """The calls of kernels of ours that it makes."""
+    before = torch.hetero.explain()
+    call()
+    return (torch.hetero.explain() - before).own_kernels
+
+
+def with_statistics(model: nn.Module) -> nn.Module:
+    """The model for inference, with running statistics that are not 0 and 1."""
+    torch.manual_seed(1)
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.running_mean.normal_()
+            module.running_var.uniform_(0.5, 2)
+            if module.affine:
+                nn.init.normal_(module.weight, 1, 0.2)
+                nn.init.normal_(module.bias)
+    return model.eval()
+
+
+class Residual(nn.Module):
+    """What networks have between convolutions: sums, pools, concatenations, resizing, squeeze and excite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 16, 7, 2, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
+        self.depthwise = nn.Sequential(nn.Conv2d(16, 16, 3, 1, 1, groups=16), nn.BatchNorm2d(16), nn.Hardswish())
+        self.pixels = nn.Sequential(nn.Conv2d(16, 24, 1), nn.BatchNorm2d(24, affine=False), nn.SiLU(), nn.Conv2d(24, 16, 1))
+        self.squeeze = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(16, 4, 1), nn.ReLU(), nn.Conv2d(4, 16, 1), nn.Sigmoid())
+        self.before = nn.Sequential(nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 8, 3, padding=1, dilation=1))
+        self.up = nn.Sequential(nn.ConvTranspose2d(8, 8, 2, 2), nn.BatchNorm2d(8), nn.ReLU6())
+        self.last = nn.Conv2d(8, 5, 3, padding="same", padding_mode="reflect")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        y = x + self.pixels(self.depthwise(x))
+        y = y * self.squeeze(y)
+        z = torch.cat([F.interpolate(F.avg_pool2d(y, 2), scale_factor=2), x[:, :16]], 1)
+        return self.last(self.up(self.before(z))).flatten(2).transpose(1, 2)
+
+
+def close(actual: torch.Tensor, model: nn.Module, *inputs: torch.Tensor) -> None:
+    """Within PyTorch's tolerances for float32 of what float64 gives, relative to the largest number."""
+    expected = copy.deepcopy(model).double()(*[x.double() for x in inputs])
+    scale = expected.abs().max()
+    assert_close(actual.double() / scale, expected / scale, rtol=1.3e-6, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_network_of_all_kinds_gives_what_float64_gives_and_the_same_from_its_file(batch: int, tmp_path: Path) -> None:
+    model = with_statistics(Residual())
+    x = torch.randn(batch, 3, 64, 64)
+    program = torch.hetero.compile(model, (x,))
+    result = program(x)
+    close(result, model, x)
+    program.save(tmp_path / "model.hetero")
+    loaded = torch.hetero.load(tmp_path / "model.hetero")
+    assert loaded.plan_origin == "saved with the program"
+    assert_same(loaded(x), result)
+    again = torch.randn(batch, 3, 64, 64)
+    close(program(again), model, again)
+    assert_same(loaded(again), program(again))
+
+
+@torch.no_grad()
+def test_convolutions_have_packed_weights_and_those_of_one_pixel_are_products() -> None:
+    model = with_statistics(
+        nn.Sequential(nn.Conv2d(3, 64, 3, 2, 1), nn.ReLU(), nn.Conv2d(64, 64, 3, 1, 1, groups=64), nn.ReLU(),
+                      nn.Conv2d(64, 128, 1), nn.ReLU(), nn.Conv2d(128, 128, 3, 1, 1), nn.AdaptiveAvgPool2d(1)))
+    x = torch.randn(1, 3, 56, 56)
+    program = torch.hetero.compile(model, (x,))
+    kernels = ran(lambda: program(x))
+    assert kernels.get(PACKED, 0) >= 2
+    assert sum(count for name, count in kernels.items() if name.startswith(PRODUCTS)) >= 1
+    close(program(x), model, x)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("groups", [1, 4, 8])
+@pytest.mark.parametrize("settings", [
+    {"kernel_size": 3}, {"kernel_size": 3, "stride": 2, "padding": 1}, {"kernel_size": (1, 3), "dilation": (1, 2)},
+    {"kernel_size": 1}, {"kernel_size": 1, "stride": 2}, {"kernel_size": 5, "padding": 2, "bias": False},
+])  # fmt: skip
+def test_any_convolution_with_a_norm_and_an_activation(groups: int, settings: dict) -> None:
+    model = with_statistics(
+        nn.Sequential(nn.Conv2d(8, 16, groups=groups, **settings), nn.BatchNorm2d(16), nn.GELU(),
+                      nn.Conv2d(16, 8, groups=groups, **settings), nn.BatchNorm2d(8), nn.Tanh()))
+    for size in ((2, 8, 17, 12), (1, 8, 9, 9)):
+        x = torch.randn(size)
+        close(torch.hetero.compile(model, (x,))(x), model, x)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rank", [1, 3])
+def test_convolutions_of_lines_and_volumes(rank: int) -> None:
+    convolution, norm = (nn.Conv1d, nn.BatchNorm1d) if rank == 1 else (nn.Conv3d, nn.BatchNorm3d)
+    model = with_statistics(
+        nn.Sequential(convolution(4, 8, 3, padding=1), norm(8), nn.ReLU(), convolution(8, 8, 3, stride=2), norm(8)))
+    x = torch.randn(2, 4, *[10] * rank)
+    close(torch.hetero.compile(model, (x,))(x), model, x)
+
+
+@torch.no_grad()
+def test_with_fusion_off_a_program_has_the_bits_of_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = with_statistics(Residual())
+    x = torch.randn(1, 3, 64, 64)
+    monkeypatch.setattr(torch.hetero.config, "fusion", False)
+    assert_same(torch.hetero.compile(model, (x,))(x), model(x))
+
+
+@torch.no_grad()
+def test_norms_over_the_batch_and_weights_that_change_stay() -> None:
+    training = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8, track_running_stats=False), nn.ReLU()).eval()
+    x = torch.randn(4, 3, 9, 9)
+    close(torch.hetero.compile(training, (x,))(x), training, x)
+
+    shared = nn.Conv2d(8, 8, 3, padding=1)
+    model = with_statistics(nn.Sequential(shared, nn.BatchNorm2d(8), nn.ReLU(), shared, nn.BatchNorm2d(8), shared))
+    x = torch.randn(2, 8, 7, 7)
+    close(torch.hetero.compile(model, (x,))(x), model, x)
+
+    class Twice(nn.Module):
+        """Reads what the convolution made before the norm, too."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.convolution, self.norm = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.convolution(x)
+            return self.norm(y).relu() - y
+
+    twice = with_statistics(Twice())
+    close(torch.hetero.compile(twice, (x,))(x), twice, x)
+
+
+@torch.no_grad()
+def test_a_program_for_many_batch_sizes_has_norms_in_its_weights() -> None:
+    model = with_statistics(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3)))
+    batch = torch.export.Dim("batch", min=1, max=64)
+    x = torch.randn(4, 3, 12, 12)
+    program = torch.hetero.compile(model, (x,), dynamic=({0: batch},))
+    for size in (1, 4, 17):
+        x = torch.randn(size, 3, 12, 12)
+        close(program(x), model, x)
+
+
+@torch.no_grad()
+def test_images_that_the_caller_gives_or_gets_keep_their_layout() -> None:
+    model = with_statistics(nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1)))
+    for layout in (torch.contiguous_format, torch.channels_last):
+        x = torch.randn(2, 3, 10, 10).contiguous(memory_format=layout)
+        result = torch.hetero.compile(model, (x,))(x)
+        assert result.stride() == model(x).stride()
+        close(result, model, x)
