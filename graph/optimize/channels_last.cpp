@@ -10,37 +10,27 @@
 namespace hetero::graph {
 namespace {
 
-// Images, channels, and one to three dimensions of pixels.
-constexpr int kFewestDimensions = 4;
-constexpr int kMostDimensions = 5;
+// Images, channels, height and width.
+constexpr int kDimensions = 4;
 
 // A buffer's elements as a whole row-major tensor, and where they are with the channels last.
 struct Image {
-  int rank = 0;  // 0: none
+  bool exists = false;
   DType dtype = 0;
-  std::array<int64_t, kMostDimensions> sizes{}, rows{}, last{};
+  std::array<int64_t, kDimensions> sizes{}, rows{}, last{};
 
-  explicit Image() = default;
-  explicit Image(const Window& window) : rank(window.rank), dtype(window.dtype) {
+  Image() = default;
+  explicit Image(const Window& window) : exists(true), dtype(window.dtype) {
     std::ranges::copy(window.sizes(), sizes.begin());
     fill_row_major(window.sizes(), rows.data());
-    last[1] = 1;
-    int64_t stride = sizes[1];
-    for (int d = rank; --d > 1;) {
-      last[d] = stride;
-      stride *= sizes[d];
-    }
-    last[0] = stride;
+    last = {sizes[1] * sizes[2] * sizes[3], 1, sizes[1] * sizes[3], sizes[1]};
   }
   // Whether the two layouts differ.
-  bool has_two() const {
-    return sizes[1] > 1 && std::accumulate(&sizes[2], &sizes[rank], int64_t{1}, std::multiplies()) > 1;
-  }
-  bool operator==(const Image&) const = default;
+  bool has_two() const { return sizes[1] > 1 && sizes[2] * sizes[3] > 1; }
 };
 
 bool may_be_image(const Window& window) {
-  return window.rank >= kFewestDimensions && window.rank <= kMostDimensions && window.contiguous && window.offset == 0;
+  return window.rank == kDimensions && window.contiguous && window.offset == 0;
 }
 
 // The window of a row-major image, as strides and an offset of one with its channels last. Each of
@@ -53,9 +43,9 @@ struct Moved {
 std::optional<Moved> moved(const Window& window, const Image& image) {
   if (window.dtype != image.dtype) return std::nullopt;
   Moved result;
-  std::array<int64_t, kMostDimensions> furthest{};  // along each dimension
+  std::array<int64_t, kDimensions> furthest{};  // along each dimension
   int64_t left = window.offset;
-  for (int d = 0; d < image.rank; ++d) {
+  for (int d = 0; d < kDimensions; ++d) {
     furthest[d] = left / image.rows[d];
     left %= image.rows[d];
     result.offset += furthest[d] * image.last[d];
@@ -64,7 +54,7 @@ std::optional<Moved> moved(const Window& window, const Image& image) {
     const int64_t stride = window.strides()[i];
     int64_t size = window.sizes()[i];
     // The dimension of the image in which a step of this one is.
-    int d = image.rank - 1;
+    int d = kDimensions - 1;
     while (d > 0 && stride >= image.rows[d] * image.sizes[d]) --d;
     if (stride == 0 || size == 1) {
       result.strides.push_back(stride == image.rows[d] ? image.last[d] : stride);
@@ -82,7 +72,7 @@ std::optional<Moved> moved(const Window& window, const Image& image) {
     }
     furthest[d] += step * (size - 1);
   }
-  for (int d = 0; d < image.rank; ++d) {
+  for (int d = 0; d < kDimensions; ++d) {
     if (furthest[d] >= image.sizes[d]) return std::nullopt;
   }
   return result;
@@ -96,7 +86,7 @@ class Layouts {
   size_t run() {
     if (!program_.dynamic.variables.empty()) return 0;
     find_images();
-    if (std::ranges::none_of(images_, [](const Image& image) { return image.rank > 0; })) return 0;
+    if (std::ranges::none_of(images_, [](const Image& image) { return image.exists; })) return 0;
     while (drop_mixed()) continue;
     find_groups();
     return rewrite();
@@ -124,14 +114,14 @@ class Layouts {
     for_operands([&](const OpTraits&, const Operand& operand) {
       const Window& window = window_of(operand);
       Image& image = images_[operand.buffer];
-      if (image.rank > 0 || !is_temporary(operand.buffer) || !may_be_image(window)) return;
+      if (image.exists || !is_temporary(operand.buffer) || !may_be_image(window)) return;
       if (static_cast<uint64_t>(window.last_byte) != graph_.buffers[operand.buffer].bytes) return;
       image = Image(window);
       if (!image.has_two()) image = Image();
     });
     for_operands([&](const OpTraits& traits, const Operand& operand) {
       Image& image = images_[operand.buffer];
-      if (image.rank > 0 && !may_change(traits, operand, image)) image = Image();
+      if (image.exists && !may_change(traits, operand, image)) image = Image();
     });
   }
 
@@ -147,15 +137,15 @@ class Layouts {
 
   // Whether the operator sees images, of which the channels are last already.
   static bool has_channels_last(const Window& window) {
-    if (window.rank < kFewestDimensions || window.rank > kMostDimensions || window.contiguous) return false;
-    return window.sizes()[1] > 1 && window.strides()[1] == 1 && window.strides()[window.rank - 1] >= window.sizes()[1];
+    if (window.rank != kDimensions || window.contiguous) return false;
+    return window.sizes()[1] > 1 && window.strides()[1] == 1 && window.strides()[3] >= window.sizes()[1];
   }
 
   // Whether the layout of the operand matters to a kernel that takes one layout only.
   bool is_row_major_image(const Operand& operand) const {
     const Window& window = window_of(operand);
-    return window.rank >= kFewestDimensions && window.rank <= kMostDimensions && !has_channels_last(window) &&
-           Image(window).has_two() && window.strides()[1] != 0 && window.strides()[window.rank - 1] != 0;
+    return window.rank == kDimensions && !has_channels_last(window) && Image(window).has_two() &&
+           window.strides()[1] != 0 && window.strides()[3] != 0;
   }
 
   // Takes images from operators that have others which stay as they are. Returns whether there were
@@ -167,11 +157,11 @@ class Layouts {
       if (is_convolution(traits) || !keeps_layout(traits)) continue;
       const Operand* const operands = graph_.operands_of(node);
       const auto stays = [&](const Operand& operand) {
-        return images_[operand.buffer].rank == 0 && is_row_major_image(operand);
+        return !images_[operand.buffer].exists && is_row_major_image(operand);
       };
       if (std::none_of(operands, operands + node.operand_count, stays)) continue;
       for (int i = 0; i < node.operand_count; ++i) {
-        dropped = dropped || images_[operands[i].buffer].rank > 0;
+        dropped = dropped || images_[operands[i].buffer].exists;
         images_[operands[i].buffer] = Image();
       }
     }
@@ -192,7 +182,7 @@ class Layouts {
       BufferId first = kNoBuffer;
       for (int i = 0; i < node.operand_count; ++i) {
         const BufferId buffer = graph_.operands_of(node)[i].buffer;
-        if (images_[buffer].rank == 0) continue;
+        if (!images_[buffer].exists) continue;
         if (convolves) {
           convolved.push_back(buffer);
         } else if (first == kNoBuffer) {
@@ -212,7 +202,7 @@ class Layouts {
       for (int i = 0; i < node.operand_count; ++i) {
         Operand& operand = graph_.operands[node.first_operand + i];
         const Image& image = images_[operand.buffer];
-        if (image.rank == 0 || wanted_[root(operand.buffer)] == 0) continue;
+        if (!image.exists || wanted_[root(operand.buffer)] == 0) continue;
         const Window& window = window_of(operand);
         const Moved other = *moved(window, image);
         operand.window = program_.windows.intern(window.dtype, window.sizes(), other.strides, other.offset);

@@ -60,9 +60,12 @@ class Folder {
   explicit Folder(graph::SavedProgram& program) : program_(program), graph_(program.graph) {}
 
   size_t run() {
-    const graph::OpId convolution = graph::op_table().find("aten::convolution");  // a name: what is rewritten
-    const graph::OpId norm = graph::op_table().find("aten::native_batch_norm");   // a name: likewise
-    const graph::OpId addcmul = graph::op_table().resolve("aten::addcmul");       // a name: what it becomes
+    // a name: what takes a norm
+    const graph::OpId convolution = graph::op_table().find("aten::convolution");
+    // a name: what is taken
+    const graph::OpId norm = graph::op_table().find("aten::native_batch_norm");
+    // a name: what it becomes elsewhere
+    const graph::OpId addcmul = graph::op_table().resolve("aten::addcmul");
     if (norm == graph::kNoOp || addcmul == graph::kNoOp) return 0;
     find_uses();
     gone_.assign(graph_.nodes.size(), 0);

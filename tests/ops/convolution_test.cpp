@@ -13,6 +13,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include "ops/kernels/linear.h"
+#include "ops/kernels/packed_weights.h"
 #include "ops/run/sync.h"
 #include "ops/settings/config.h"
 #include "tests/ops/fixture.h"
@@ -319,21 +321,23 @@ TEST(ConvolutionChoiceFile, IsReadByTheNextProcess) {
                                               .padding_x = 12,
                                               .dilation_y = 13,
                                               .dilation_x = 14},
+                                 .groups = 16,
+                                 .output_last = true,
                                  .threads = 15};
   ConvolutionShape backward = forward, other = forward;
   backward.work = ConvolutionWork::kBackward;
   backward.gradients = kOfInput | kOfBias;
   other.geometry.padding_x = 0;
   ConvolutionChoices first(path);
-  first.learn(forward, {Implementation::kStock});
-  first.learn(backward, {Implementation::kUnfolded});
-  first.learn(other, {Implementation::kUnfolded, false});
+  first.learn(forward, {.plain = Implementation::kStock, .packed = true});
+  first.learn(backward, {.plain = Implementation::kUnfolded});
+  first.learn(other, {.plain = Implementation::kUnfolded, .sure = false});
   const backend::CacheFile file(path, ConvolutionShape::kKind, machine_text());
   const std::string other_lines = "forward 0 1 2 3 stock\nsideways 0 1 1 1 1 1 1 1 1 1 1 1 1 1 1 stock\n";
   ASSERT_TRUE(file.write(file.read().value() + other_lines).ok());
   ConvolutionChoices second(path);
-  EXPECT_EQ(second.find(forward), (ConvolutionChoice{Implementation::kStock}));
-  EXPECT_EQ(second.find(backward), (ConvolutionChoice{Implementation::kUnfolded}));
+  EXPECT_EQ(second.find(forward), (ConvolutionChoice{.plain = Implementation::kStock, .packed = true}));
+  EXPECT_EQ(second.find(backward), (ConvolutionChoice{.plain = Implementation::kUnfolded}));
   EXPECT_EQ(second.find(other), std::nullopt);  // a guess
   fs::remove_all(folder);
 }
@@ -341,7 +345,7 @@ TEST(ConvolutionChoiceFile, IsReadByTheNextProcess) {
 TEST(ConvolutionChoiceFile, ImagesOfSimilarSizeShareAChoice) {
   ConvolutionChoices choices("");
   ConvolutionShape shape{.geometry = {.images = 100, .height = 224, .width = 7}};
-  choices.learn(shape, {Implementation::kUnfolded});
+  choices.learn(shape, {.plain = Implementation::kUnfolded});
   shape.geometry.images = 128;
   shape.geometry.height = 130;
   EXPECT_TRUE(choices.find(shape).has_value());
