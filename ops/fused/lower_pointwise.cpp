@@ -290,6 +290,27 @@ void clamp_max(Builder& b) {
   clamp_between(b, x, std::nullopt, b.scalar());
 }
 
+// clamp(x + 3, 0, 6), of which eager takes a sixth at the end.
+Ref hard_ramp(Builder& b, const Source& x, Ref value) {
+  const Ref ramp = b.with_number(Function::kAdd, x.dtype, value, b.number(3, x.dtype));
+  return b.map(Function::kClamp, x.dtype, {ramp}, {b.number(0, x.dtype), b.number(6, x.dtype)});
+}
+
+void hardsigmoid(Builder& b) {
+  const Source x = b.tensor();
+  if (!c10::isFloatingType(x.dtype)) b.fail();
+  const Ref ramp = hard_ramp(b, x, b.value(x, x.dtype));
+  b.store(b.with_number(Function::kDiv, x.dtype, ramp, b.number(6, x.dtype)), x.dtype);
+}
+
+void hardswish(Builder& b) {
+  const Source x = b.tensor();
+  if (!c10::isFloatingType(x.dtype)) b.fail();
+  const Ref value = b.value(x, x.dtype);
+  const Ref product = b.map(Function::kMul, x.dtype, {value, hard_ramp(b, x, value)});
+  b.store(b.with_number(Function::kDiv, x.dtype, product, b.number(6, x.dtype)), x.dtype);
+}
+
 void leaky_relu(Builder& b) {
   const Source x = b.tensor();
   const at::Scalar slope = b.scalar();
