@@ -9,8 +9,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <memory>
-#include <mutex>
 #include <vector>
 
 #include "backend/cpu/kernels/panel_gemm.h"
@@ -19,6 +17,7 @@
 #include "ops/kernels/kernel.h"
 #include "ops/kernels/measure.h"
 #include "ops/kernels/own_kernel.h"
+#include "ops/kernels/packed_weights.h"
 #include "ops/record/call.h"
 #include "ops/settings/config.h"
 
@@ -39,7 +38,6 @@ constexpr double kWorthPacking = 1.05;
 constexpr int kMostTries = 3;
 
 std::atomic<int64_t> measurements;
-std::atomic<int64_t> packed_bytes;
 std::atomic<int> forced{-1};
 
 // ---- recognizing a product ----------------------------------------------------------------------
@@ -151,45 +149,6 @@ bool recognize(const graph::Invocation& invocation, LinearKind kind, Product& pr
 
 // ---- the implementations ------------------------------------------------------------------------
 
-// The packed forms of the weights of one storage, and how often these were used since the bytes
-// last changed. Executors of one model share them, and run at once: what is packed is found without
-// a lock.
-struct PackedWeights final : graph::Derived {
-  struct Entry {
-    Implementation implementation;
-    const void* address;
-    int64_t n, k, stride;
-    bool columns;
-    at::Tensor packed;  // undefined where the weight has values that the implementation cannot have
-    int64_t bytes;
-    std::unique_ptr<const Entry> next;  // older
-  };
-  std::atomic<int> uses{0};
-  std::mutex mutex;                          // of who packs
-  std::atomic<const Entry*> first{nullptr};  // what is there neither moves nor changes
-
-  ~PackedWeights() override {
-    const std::unique_ptr<const Entry> entries(first.load());
-    for (const Entry* entry = entries.get(); entry != nullptr; entry = entry->next.get()) packed_bytes -= entry->bytes;
-  }
-  const Entry* find(Implementation implementation, const Matvec& call) const {
-    const Entry* entry = first.load(std::memory_order_acquire);
-    while (entry != nullptr &&
-           !(entry->implementation == implementation && entry->address == call.w && entry->n == call.n &&
-             entry->k == call.k && entry->stride == call.w_stride && entry->columns == call.columns)) {
-      entry = entry->next.get();
-    }
-    return entry;
-  }
-  // REQUIRES: the mutex is held.
-  const Entry* add(Entry entry) {
-    entry.next.reset(first.load(std::memory_order_relaxed));
-    const auto* const added = new Entry(std::move(entry));
-    first.store(added, std::memory_order_release);
-    return added;
-  }
-};
-
 bool can_run(Implementation implementation, const Product& product) {
   switch (implementation) {
     case Implementation::kStock:
@@ -206,20 +165,11 @@ bool can_run(Implementation implementation, const Product& product) {
   return false;
 }
 
-// Null where there is none.
-graph::Binding* binding_of(const graph::Invocation& invocation, int operand) {
-  return invocation.bindings == nullptr ? nullptr : invocation.bindings[invocation.operands[operand].buffer];
-}
-
 // Null where nothing can keep a packed form of the weight.
 PackedWeights* packed_weights(const graph::Invocation& invocation, const Product& product) {
   if (!can_run(Implementation::kPackedPanels, product) && !can_run(Implementation::kPackedTiles, product))
     return nullptr;
-  graph::Binding* const binding = binding_of(invocation, product.w);
-  if (binding == nullptr) return nullptr;
-  graph::Derived* derived = binding->derived.get();
-  if (derived == nullptr) derived = binding->derived.publish(std::make_unique<PackedWeights>());
-  return dynamic_cast<PackedWeights*>(derived);
+  return PackedWeights::of_operand(invocation, product.w);
 }
 
 int64_t bytes_when_packed(Implementation implementation, const Matvec& call) {
@@ -237,45 +187,21 @@ at::Tensor packed_weight(Implementation implementation, const Matvec& call) {
   return backend::pack_tile_weight(call, packed.mutable_data_ptr()) ? packed : at::Tensor();
 }
 
-// Room for a packed weight, within the limit; given back unless kept.
-class Room {
- public:
-  static bool may_be_found(int64_t bytes) {
-    return packed_bytes.load(std::memory_order_relaxed) + bytes <=
-           config().packed_bytes.load(std::memory_order_relaxed);
-  }
-  explicit Room(int64_t bytes) : bytes_(bytes) {
-    found_ = packed_bytes.fetch_add(bytes) + bytes <= config().packed_bytes.load(std::memory_order_relaxed);
-  }
-  ~Room() {
-    if (!kept_) packed_bytes -= bytes_;
-  }
-  Room(const Room&) = delete;
-  Room& operator=(const Room&) = delete;
-  bool found() const { return found_; }
-  void keep() { kept_ = true; }
-
- private:
-  const int64_t bytes_;
-  bool found_ = false;
-  bool kept_ = false;
-};
-
 // The weight in the layout of the implementation, packed now if it is not yet; undefined where
 // there is no such layout of its values. Null where there is no room.
-const at::Tensor* pack(Implementation implementation, const Matvec& call, PackedWeights& weights) {
-  if (const PackedWeights::Entry* entry = weights.find(implementation, call)) return &entry->packed;
-  if (!Room::may_be_found(bytes_when_packed(implementation, call))) return nullptr;
-  const std::lock_guard lock(weights.mutex);
-  if (const PackedWeights::Entry* entry = weights.find(implementation, call)) return &entry->packed;
-  Room room(bytes_when_packed(implementation, call));
-  if (!room.found()) return nullptr;
-  at::Tensor packed = packed_weight(implementation, call);
-  const int64_t bytes = packed.defined() ? bytes_when_packed(implementation, call) : 0;
-  const PackedWeights::Entry* const added = weights.add(
-      {implementation, call.w, call.n, call.k, call.w_stride, call.columns, std::move(packed), bytes, nullptr});
-  if (bytes > 0) room.keep();
-  return &added->packed;
+const at::Tensor* pack(Implementation implementation, const Product& product, PackedWeights& weights) {
+  const Matvec& call = product.call;
+  const int64_t bytes = bytes_when_packed(implementation, call);
+  const PackedKey key{.form = implementation == Implementation::kPackedTiles ? PackedForm::kTiles : PackedForm::kPanels,
+                      .element = call.element,
+                      .address = call.w,
+                      .n = call.n,
+                      .k = call.k,
+                      .stride = call.w_stride,
+                      .columns = call.columns};
+  return weights.find_or_make(key, bytes, [&] {
+    return PackedWeights::Made{packed_weight(implementation, call), bytes};
+  });
 }
 
 // ---- choosing -----------------------------------------------------------------------------------
@@ -408,13 +334,13 @@ LinearChoice chosen(const graph::Invocation& invocation, const Product& product,
     choice = choose(invocation, product);
     choices.learn(product.shape, *choice);
   }
-  if (!choice->packed && weights != nullptr && weights->uses >= kUsesBeforePacking &&
+  if (!choice->packed && weights != nullptr && weights->worth_packing() &&
       config().packed_bytes.load(std::memory_order_relaxed) > 0) {
     choice = try_packing(invocation, product, *choice);
     if (choice->packed) {
       choices.learn(product.shape, *choice);
     } else {
-      weights->uses = 0;  // tried again after as many uses
+      weights->forget_uses();  // tried again after as many uses
     }
   }
   // The file may be of a process with another library.
@@ -437,20 +363,13 @@ void settle(const graph::Invocation& invocation, const Product& product, const P
   choices.settle(product.shape, *choice);
 }
 
-// A weight that changes often is never worth packing.
-void note_use(PackedWeights* weights) {
-  if (weights != nullptr && weights->uses.load(std::memory_order_relaxed) < kUsesBeforePacking) {
-    weights->uses.fetch_add(1, std::memory_order_relaxed);
-  }
-}
-
 // Where the weight is kept packed, the call gets it.
 Implementation choose_now(const graph::Invocation& invocation, Product& product, PackedWeights* weights) {
   const LinearChoice choice = chosen(invocation, product, weights);
   const Implementation wanted = choice.packed.value_or(Implementation::kStock);
   if (!needs_packing(wanted) || !can_run(wanted, product)) return choice.plain;
-  if (weights == nullptr || weights->uses < kUsesBeforePacking) return choice.plain;
-  const at::Tensor* const found = pack(wanted, product.call, *weights);
+  if (weights == nullptr || !weights->worth_packing()) return choice.plain;
+  const at::Tensor* const found = pack(wanted, product, *weights);
   if (found == nullptr) return choice.plain;
   // Tiles cannot have this weight, whether it is packed now or before.
   if (!found->defined()) return choice.plain == Implementation::kTiles ? Implementation::kStock : choice.plain;
@@ -488,7 +407,7 @@ bool run_product(const graph::Invocation& invocation, LinearKind kind) {
   if (!recognize(invocation, kind, product)) return false;
   Isolated isolated;
   PackedWeights* const weights = packed_weights(invocation, product);
-  note_use(weights);
+  if (weights != nullptr) weights->note_use();
   switch (choose_now(invocation, product, weights)) {
     case Implementation::kMatvec:
       run_as_operator(OwnKernel::kFewRows, invocation, [&] { backend::matvec(product.call); });
@@ -527,7 +446,7 @@ void prepare_linear(const graph::Invocation& invocation) {
   if (!last_bits_may_vary() || !recognize(invocation, kind, product)) return;
   Isolated isolated;
   PackedWeights* const weights = packed_weights(invocation, product);
-  if (weights != nullptr) weights->uses = kUsesBeforePacking;
+  if (weights != nullptr) weights->note_that_bytes_stay();
   settle(invocation, product, weights);
   choose_now(invocation, product, weights);
 }
@@ -561,7 +480,7 @@ void run_linears(const graph::Invocation* calls, size_t count) {
       if (!allowed || !recognize(calls[i], kind, product)) continue;
       PackedWeights* const weights = packed_weights(calls[i], product);
       Products* const products = products_of(choose_now(calls[i], product, weights));
-      if (products != nullptr && products->add(i, product.call)) note_use(weights);
+      if (products != nullptr && products->add(i, product.call) && weights != nullptr) weights->note_use();
     }
     few.run(OwnKernel::kFewRows, calls, [](std::span<const Matvec> all) { backend::matvec(all); });
     panels.run(OwnKernel::kPanelProduct, calls, [](std::span<const Matvec> all) { backend::panel_gemm(all); });
@@ -593,7 +512,7 @@ LinearCounts linear_counts() {
   take(Implementation::kPanels, OwnKernel::kPanelProduct);
   take(Implementation::kTiles, OwnKernel::kTileProduct);
   counts.measurements = measurements;
-  counts.packed_bytes = packed_bytes;
+  counts.packed_bytes = packed_weight_bytes();
   return counts;
 }
 

@@ -26,6 +26,7 @@
 
 #include "graph/ir/op.h"
 #include "ops/kernels/linear_choice.h"
+#include "ops/kernels/packed_weights.h"
 
 namespace hetero::ops {
 
@@ -45,14 +46,12 @@ void run_addmm_part(const graph::Invocation& invocation);
 // computes become one call of it.
 void run_linears(const graph::Invocation* calls, size_t count);
 
-inline constexpr int kUsesBeforePacking = 8;
-
 // How often each implementation other than the stock kernel has run, and how many shapes were
 // measured.
 struct LinearCounts {
   int64_t runs[kLinearImplementations] = {};
   int64_t measurements = 0;
-  int64_t packed_bytes = 0;  // of weights that are packed now
+  int64_t packed_bytes = 0;  // of all weights that are packed now
 };
 LinearCounts linear_counts();
 

@@ -55,6 +55,7 @@ const char* to_string(SyncReason reason);
   X(kPanelProduct, "products with a weight in panels")           \
   X(kTileProduct, "products on the tile unit")                   \
   X(kQuantizedProduct, "products with a quantized weight")       \
+  X(kPackedLstm, "LSTM layers with packed weights")              \
   X(kConvolution, "convolutions as products over all images")    \
   X(kConvolutionBackward, "gradients of convolutions, likewise") \
   X(kAttention, "attention")                                     \
