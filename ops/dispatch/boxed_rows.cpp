@@ -3,12 +3,12 @@
 #include <string>
 #include <unordered_map>
 
+#include "ops/dispatch/lstm_layer.h"
 #include "ops/dispatch/quantized.h"
 #include "ops/dispatch/registration.h"
 #include "ops/dispatch/typed_rows.h"
 #include "ops/host/decode_jpeg.h"
 #include "ops/kernels/boxed.h"
-#include "ops/kernels/lstm.h"
 
 namespace hetero::ops {
 namespace {
