@@ -2,6 +2,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/mkldnn_rnn_layer_ops.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -14,7 +15,7 @@
 #include "ops/fused/functions.h"
 #include "ops/kernels/boxed.h"
 #include "ops/kernels/own_kernel.h"
-#include "ops/kernels/packed_weights.h"
+#include "ops/memory/packed_weights.h"
 
 namespace hetero::ops {
 namespace {
@@ -253,7 +254,7 @@ bool run_lstm_layer(const graph::Invocation& invocation) {
   layer->hidden.weights->note_use();
   if (!layer->input.weights->worth_packing() || !layer->hidden.weights->worth_packing()) return false;
 
-  static const auto stock = c10::Dispatcher::singleton().findSchemaOrThrow("aten::mkldnn_rnn_layer", "");
+  static const auto stock = c10::Dispatcher::singleton().findSchemaOrThrow(at::_ops::mkldnn_rnn_layer::name, "");
   Isolated isolated;
   const at::AutoGradMode no_workspace(false);
   KernelTensors tensors(invocation);

@@ -1,7 +1,8 @@
 // The kernel of a layer of an LSTM (hetero::lstm_layer, rnn.cpp) with packed weights.
 //
 // PyTorch's call of oneDNN reorders both weights each time. A layer that keeps no workspace for a
-// backward pass, and whose weights stay as they are, packs them once (packed_weights.h):
+// backward pass, and whose weights stay as they are, packs them once
+// (ops/memory/packed_weights.h):
 //
 // - In float32 with at most eight sequences, steps are ours: a product of all inputs with a packed
 //   weight, then for each step a product of few rows (matvec.h). oneDNN takes up to twice as long.

@@ -17,7 +17,7 @@
 #include "ops/kernels/kernel.h"
 #include "ops/kernels/measure.h"
 #include "ops/kernels/own_kernel.h"
-#include "ops/kernels/packed_weights.h"
+#include "ops/memory/packed_weights.h"
 #include "ops/record/call.h"
 #include "ops/settings/config.h"
 

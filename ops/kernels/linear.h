@@ -26,7 +26,7 @@
 
 #include "graph/ir/op.h"
 #include "ops/kernels/linear_choice.h"
-#include "ops/kernels/packed_weights.h"
+#include "ops/memory/packed_weights.h"
 
 namespace hetero::ops {
 

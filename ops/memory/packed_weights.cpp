@@ -1,4 +1,4 @@
-#include "ops/kernels/packed_weights.h"
+#include "ops/memory/packed_weights.h"
 
 #include <utility>
 
