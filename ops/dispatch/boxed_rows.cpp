@@ -3,6 +3,7 @@
 #include <string>
 #include <unordered_map>
 
+#include "ops/dispatch/lstm_layer.h"
 #include "ops/dispatch/quantized.h"
 #include "ops/dispatch/registration.h"
 #include "ops/dispatch/typed_rows.h"

@@ -19,8 +19,8 @@
 #include "ops/kernels/linear.h"
 #include "ops/kernels/measure.h"
 #include "ops/kernels/own_kernel.h"
-#include "ops/kernels/packed_weights.h"
 #include "ops/memory/offered_memory.h"
+#include "ops/memory/packed_weights.h"
 #include "ops/record/call.h"
 
 namespace hetero::ops {
@@ -40,7 +40,6 @@ using Numbers3 = c10::SmallVector<int64_t, 3>;
 struct Settings {
   Numbers3 stride, padding, dilation;
   int64_t groups = 1;
-  bool operator==(const Settings&) const = default;
 };
 
 // A list of `rank` numbers, or of one that stands for all.
@@ -221,15 +220,6 @@ bool recognize_backward(const graph::Invocation& invocation, Convolution& call) 
 
 // ---- packed weights -----------------------------------------------------------------------------
 
-// A weight as oneDNN wants it for such a convolution.
-struct PackedKey {
-  const void* address;
-  bool last;  // the weight's own layout
-  Settings settings;
-  bool operator==(const PackedKey&) const = default;
-};
-using PackedFilters = PackedForms<PackedKey>;
-
 // oneDNN's convolutions, as torch.compile reaches them: torch/csrc has no header for them. Absent
 // where torch was built without oneDNN.
 struct OneDnn {
@@ -283,10 +273,10 @@ PixelProduct product_of(const Convolution& call) {
 }
 
 // Null where nothing can keep a packed form of the weight.
-PackedFilters* packed_filters(const graph::Invocation& invocation, const Convolution& call) {
+PackedWeights* packed_filters(const graph::Invocation& invocation, const Convolution& call) {
   const bool may_pack = call.shape.work != ConvolutionWork::kBackward && window_of(invocation, call.input).rank == 4 &&
                         one_dnn().is_there();
-  return may_pack ? PackedFilters::of(invocation, call.weight) : nullptr;
+  return may_pack ? PackedWeights::of_operand(invocation, call.weight) : nullptr;
 }
 
 bool may_pack_more() { return config().packed_bytes.load(std::memory_order_relaxed) > 0; }
@@ -440,7 +430,7 @@ ConvolutionChoice try_packing(const graph::Invocation& invocation, const Convolu
   return choice;
 }
 
-ConvolutionChoice chosen(const graph::Invocation& invocation, const Convolution& call, PackedFilters* filters) {
+ConvolutionChoice chosen(const graph::Invocation& invocation, const Convolution& call, PackedWeights* filters) {
   if (const int implementation = forced.load(std::memory_order_relaxed); implementation >= 0) {
     const auto wanted = static_cast<Implementation>(implementation);
     if (wanted == Implementation::kPacked) return {.packed = true};
@@ -452,12 +442,12 @@ ConvolutionChoice chosen(const graph::Invocation& invocation, const Convolution&
     choice = choose(invocation, call, Values::kAll);
     choices.learn(call.shape, *choice);
   }
-  if (!choice->packed && filters != nullptr && filters->uses >= kUsesBeforePacking && may_pack_more()) {
+  if (!choice->packed && filters != nullptr && filters->worth_packing() && may_pack_more()) {
     choice = try_packing(invocation, call, *choice);
     if (choice->packed) {
       choices.learn(call.shape, *choice);
     } else {
-      filters->uses = 0;  // tried again after as many uses
+      filters->forget_uses();  // tried again after as many uses
     }
   }
   return *choice;
@@ -465,15 +455,26 @@ ConvolutionChoice chosen(const graph::Invocation& invocation, const Convolution&
 
 // The packed weight of the call; null where it runs without.
 const at::Tensor* packed_now(const graph::Invocation& invocation, const Convolution& call,
-                             const ConvolutionChoice& choice, PackedFilters* filters) {
-  if (filters == nullptr || !choice.packed.value_or(false) || filters->uses < kUsesBeforePacking) return nullptr;
+                             const ConvolutionChoice& choice, PackedWeights* filters) {
+  if (filters == nullptr || !choice.packed.value_or(false) || !filters->worth_packing()) return nullptr;
   const graph::Window& weight = window_of(invocation, call.weight);
-  const PackedKey key{read(invocation, call.weight), !weight.contiguous, call.settings};
+  const Settings& settings = call.settings;
+  const ConvolutionGeometry& geometry = call.shape.geometry;
+  const PackedKey key{.form = PackedForm::kFilter,
+                      .element = backend::Element::kFloat32,
+                      .address = read(invocation, call.weight),
+                      .n = geometry.outputs,
+                      .k = geometry.channels / settings.groups * geometry.kernel(),
+                      .stride = geometry.kernel_width,
+                      .columns = !weight.contiguous,
+                      .settings = {settings.stride[0], settings.stride[1], settings.padding[0], settings.padding[1],
+                                   settings.dilation[0], settings.dilation[1], settings.groups}};
   const int64_t bytes = weight.last_byte - weight.first_byte;
-  return filters->get(key, bytes, [&]() -> PackedForm {
+  return filters->find_or_make(key, bytes, [&] {
     KernelTensors tensors(invocation);
-    return {packed_filter(call.settings, tensors.operand(call.weight), sizes_of(window_of(invocation, call.input))),
-            bytes};
+    at::Tensor packed =
+        packed_filter(settings, tensors.operand(call.weight), sizes_of(window_of(invocation, call.input)));
+    return PackedWeights::Made{std::move(packed), bytes};
   });
 }
 
@@ -519,7 +520,7 @@ bool run_recognized(const graph::Invocation& invocation, Convolution& call) {
     return run_pixel_product(invocation, product_of(call));
   }
   call.shape.threads = at::get_num_threads();
-  PackedFilters* const filters = packed_filters(invocation, call);
+  PackedWeights* const filters = packed_filters(invocation, call);
   if (!call.unfolds && filters == nullptr) return false;
   Isolated isolated;
   if (filters != nullptr) filters->note_use();
@@ -547,7 +548,7 @@ bool run_recognized(const graph::Invocation& invocation, Convolution& call) {
 
 // What chosen() gives for such calls from now on. Where the machine is too busy, what was measured
 // last is taken for what it is.
-void settle(const graph::Invocation& invocation, const Convolution& call, const PackedFilters* filters) {
+void settle(const graph::Invocation& invocation, const Convolution& call, const PackedWeights* filters) {
   constexpr int kMostTries = 3;
   if (forced.load(std::memory_order_relaxed) >= 0) return;
   ConvolutionChoices& choices = convolution_choices();
@@ -564,9 +565,9 @@ void settle(const graph::Invocation& invocation, const Convolution& call, const 
 void prepare(const graph::Invocation& invocation, Convolution& call) {
   if (call.is_product) return prepare_pixel_product(invocation, product_of(call));
   call.shape.threads = at::get_num_threads();
-  PackedFilters* const filters = packed_filters(invocation, call);
+  PackedWeights* const filters = packed_filters(invocation, call);
   if (!call.unfolds && filters == nullptr) return;
-  if (filters != nullptr) filters->uses = kUsesBeforePacking;
+  if (filters != nullptr) filters->note_that_bytes_stay();
   Isolated isolated;
   settle(invocation, call, filters);
   packed_now(invocation, call, chosen(invocation, call, filters), filters);

@@ -19,7 +19,7 @@
 #include "ops/kernels/kernel.h"
 #include "ops/kernels/measure.h"
 #include "ops/kernels/own_kernel.h"
-#include "ops/kernels/packed_weights.h"
+#include "ops/memory/packed_weights.h"
 #include "ops/record/call.h"
 #include "ops/settings/config.h"
 
@@ -184,16 +184,6 @@ at::Tensor pixels_of(const at::Tensor& tensor) { return tensor.permute({0, 2, 3,
 
 // ---- the implementations ------------------------------------------------------------------------
 
-// A weight in the layout of an implementation.
-struct PackedKey {
-  Implementation implementation;
-  const void* address;
-  int64_t n, k, stride;
-  bool columns;
-  bool operator==(const PackedKey&) const = default;
-};
-using PackedWeights = PackedForms<PackedKey>;
-
 // A BLAS counts in int.
 bool fits_blas(const Matvec& call) {
   constexpr int64_t kMost = std::numeric_limits<int>::max();
@@ -218,17 +208,12 @@ bool can_run(Implementation implementation, const Product& product) {
   return false;
 }
 
-// Null where there is none.
-graph::Binding* binding_of(const graph::Invocation& invocation, int operand) {
-  return invocation.bindings == nullptr ? nullptr : invocation.bindings[invocation.operands[operand].buffer];
-}
-
 // Null where nothing can keep a packed form of the weight.
 PackedWeights* packed_weights(const graph::Invocation& invocation, const Product& product) {
   if (std::ranges::none_of(kPackedImplementations, [&](Implementation one) { return can_run(one, product); })) {
     return nullptr;
   }
-  return PackedWeights::of(invocation, product.w);
+  return PackedWeights::of_operand(invocation, product.w);
 }
 
 backend::Gemm gemm_of(const Matvec& call) {
@@ -289,15 +274,34 @@ at::Tensor packed_weight(Implementation implementation, const Matvec& call) {
   return backend::pack_tile_weight(call, packed.mutable_data_ptr()) ? packed : at::Tensor();
 }
 
+PackedForm form_of(Implementation implementation) {
+  switch (implementation) {
+    case Implementation::kPackedTiles:
+      return PackedForm::kTiles;
+    case Implementation::kPackedBlas:
+      return PackedForm::kBlas;
+    default:
+      return PackedForm::kPanels;
+  }
+}
+
 // The weight in the layout of the implementation, packed now if it is not yet; undefined where
 // there is no such layout of its values. Null where there is no room.
-const at::Tensor* pack(Implementation implementation, const Matvec& call, PackedWeights& weights) {
-  return weights.get({implementation, call.w, call.n, call.k, call.w_stride, call.columns},
-                     bytes_when_packed(implementation, call), [&]() -> PackedForm {
-                       at::Tensor packed = packed_weight(implementation, call);
-                       const int64_t bytes = bytes_of_packed(implementation, packed);
-                       return {std::move(packed), bytes};
-                     });
+const at::Tensor* pack(Implementation implementation, const Product& product, PackedWeights& weights) {
+  const Matvec& call = product.call;
+  const PackedKey key{.form = form_of(implementation),
+                      .element = call.element,
+                      .address = call.w,
+                      .n = call.n,
+                      .k = call.k,
+                      .stride = call.w_stride,
+                      .columns = call.columns,
+                      .settings = {}};
+  return weights.find_or_make(key, bytes_when_packed(implementation, call), [&] {
+    at::Tensor packed = packed_weight(implementation, call);
+    const int64_t bytes = bytes_of_packed(implementation, packed);
+    return PackedWeights::Made{std::move(packed), bytes};
+  });
 }
 
 // ---- choosing -----------------------------------------------------------------------------------
@@ -435,13 +439,13 @@ LinearChoice chosen(const graph::Invocation& invocation, const Product& product,
     choice = choose(invocation, product);
     choices.learn(product.shape, *choice);
   }
-  if (!choice->packed && weights != nullptr && weights->uses >= kUsesBeforePacking &&
+  if (!choice->packed && weights != nullptr && weights->worth_packing() &&
       config().packed_bytes.load(std::memory_order_relaxed) > 0) {
     choice = try_packing(invocation, product, *choice);
     if (choice->packed) {
       choices.learn(product.shape, *choice);
     } else {
-      weights->uses = 0;  // tried again after as many uses
+      weights->forget_uses();  // tried again after as many uses
     }
   }
   // The file may be of a process with another library.
@@ -469,8 +473,8 @@ Implementation choose_now(const graph::Invocation& invocation, Product& product,
   const LinearChoice choice = chosen(invocation, product, weights);
   const Implementation wanted = choice.packed.value_or(Implementation::kStock);
   if (!needs_packing(wanted) || !can_run(wanted, product)) return choice.plain;
-  if (weights == nullptr || weights->uses < kUsesBeforePacking) return choice.plain;
-  const at::Tensor* const found = pack(wanted, product.call, *weights);
+  if (weights == nullptr || !weights->worth_packing()) return choice.plain;
+  const at::Tensor* const found = pack(wanted, product, *weights);
   if (found == nullptr) return choice.plain;
   // Tiles cannot have this weight, whether it is packed now or before.
   if (!found->defined()) return choice.plain == Implementation::kTiles ? Implementation::kStock : choice.plain;
@@ -538,7 +542,7 @@ bool run_product(const graph::Invocation& invocation, LinearKind kind) {
 void prepare_product(const graph::Invocation& invocation, Product& product) {
   Isolated isolated;
   PackedWeights* const weights = packed_weights(invocation, product);
-  if (weights != nullptr) weights->uses = kUsesBeforePacking;
+  if (weights != nullptr) weights->note_that_bytes_stay();
   settle(invocation, product, weights);
   choose_now(invocation, product, weights);
 }
@@ -653,7 +657,7 @@ LinearCounts linear_counts() {
   take(Implementation::kTiles, OwnKernel::kTileProduct);
   take(Implementation::kPackedBlas, OwnKernel::kPackedBlasProduct);
   counts.measurements = measurements;
-  counts.packed_bytes = packed_bytes;
+  counts.packed_bytes = packed_weight_bytes();
   return counts;
 }
 

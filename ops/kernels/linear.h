@@ -26,6 +26,7 @@
 
 #include "graph/ir/op.h"
 #include "ops/kernels/linear_choice.h"
+#include "ops/memory/packed_weights.h"
 
 namespace hetero::ops {
 
@@ -63,7 +64,7 @@ void prepare_pixel_product(const graph::Invocation& invocation, const PixelProdu
 struct LinearCounts {
   int64_t runs[kLinearImplementations] = {};
   int64_t measurements = 0;
-  int64_t packed_bytes = 0;  // of weights that are packed now
+  int64_t packed_bytes = 0;  // of all weights that are packed now
 };
 LinearCounts linear_counts();
 

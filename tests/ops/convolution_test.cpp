@@ -14,7 +14,7 @@
 #include <fstream>
 
 #include "ops/kernels/linear.h"
-#include "ops/kernels/packed_weights.h"
+#include "ops/memory/packed_weights.h"
 #include "ops/run/sync.h"
 #include "ops/settings/config.h"
 #include "tests/ops/fixture.h"

@@ -24,7 +24,7 @@
 #include "backend/cpu/kernels/panel_gemm.h"
 #include "backend/cpu/kernels/tile_gemm.h"
 #include "ops/kernels/blas.h"
-#include "ops/kernels/packed_weights.h"
+#include "ops/memory/packed_weights.h"
 #include "ops/run/sync.h"
 #include "ops/settings/config.h"
 #include "tests/ops/fixture.h"

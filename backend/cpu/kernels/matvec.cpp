@@ -43,6 +43,9 @@ constexpr int64_t kGroup = 64;
 constexpr int64_t kTileFloats = 8192;
 // The bytes of w that are worth another thread.
 constexpr int64_t kBytesPerThread = 64 << 10;
+// Those of a thread that its second-level cache has from the call before, such as the weight of a
+// recurrent network.
+constexpr int64_t kCachedBytes = 1 << 20;
 
 int64_t group_count(const Matvec& call) { return divide_up(call.n, kGroup); }
 
@@ -69,7 +72,7 @@ const float* prepared_rows(const Matvec& call, const MatvecKernels& kernels, int
 
 // Outputs [first, last).
 void compute(const Matvec& call, InstructionSet set, const MatvecKernels& kernels, const float* x, int64_t x_stride,
-             int64_t first, int64_t last) {
+             int64_t first, int64_t last, bool from_memory) {
   alignas(64) float sums[kTileFloats];
   const int64_t tile = kTileFloats / call.m / kGroup * kGroup;
   for (; first < last; first += tile) {
@@ -82,7 +85,8 @@ void compute(const Matvec& call, InstructionSet set, const MatvecKernels& kernel
                                .w_stride = call.w_stride,
                                .count = count,
                                .out = sums,
-                               .out_stride = tile});
+                               .out_stride = tile,
+                               .from_memory = from_memory});
     store(call, set, sums, tile, first, count);
   }
 }
@@ -135,12 +139,13 @@ void matvec(std::span<const Matvec> calls, InstructionSet set) {
   const float* const x = prepared_rows(common, kernels, x_stride);
   const int64_t group_bytes = kGroup * common.k * element_bytes(common.element);
   const int64_t grain = std::max<int64_t>(1, kBytesPerThread / std::max<int64_t>(1, group_bytes));
+  const bool from_memory = groups * group_bytes > kCachedBytes * thread_count();
   parallel_for(0, groups, grain, [&](int64_t begin, int64_t end) {
     int64_t before = 0;  // groups of the calls before
     for (const Matvec& call : calls) {
       const int64_t first = std::max<int64_t>(0, begin - before) * kGroup;
       const int64_t last = std::min(call.n, (end - before) * kGroup);
-      compute(call, set, kernels, x, x_stride, first, last);
+      compute(call, set, kernels, x, x_stride, first, last, from_memory);
       before += group_count(call);
     }
   });

@@ -34,6 +34,7 @@ struct MatvecPart {
   int64_t count;
   float* out;  // [m, out_stride], written; rows are padded to whole blocks
   int64_t out_stride;
+  bool from_memory = true;  // w is not in the second-level cache
 };
 
 // The functions of an instruction set for one element type.
@@ -87,7 +88,7 @@ constexpr int dot_row_count() {
 }
 
 // Outputs of R rows of w at once, from R streams of memory.
-template <typename V, typename L, int M, int R>
+template <typename V, typename L, int M, int R, bool prefetches>
 inline void dot_rows(const MatvecPart& part, int64_t first) {
   constexpr int kBlock = 2 * V::kWidth;
   constexpr int64_t kLeastPrefetchBytes = 16384;
@@ -115,7 +116,8 @@ inline void dot_rows(const MatvecPart& part, int64_t first) {
       for (int r = 0; r < R; ++r) sums[r][m] = V::fma(high[r], x_high, sums[r][m]);
     }
   };
-  // The rows after the next: prefetchers of the processor stop at the end of a page.
+  // The rows after the next: prefetchers of the processor stop at the end of a page. Where w is in
+  // the second-level cache already, prefetching there would take as long as loading.
   int64_t ahead = 2 * R * part.w_stride;
   if (ahead < kLeastPrefetchBytes / static_cast<int64_t>(sizeof(Stored))) {
     ahead = kLeastPrefetchBytes / static_cast<int64_t>(sizeof(Stored));
@@ -124,8 +126,10 @@ inline void dot_rows(const MatvecPart& part, int64_t first) {
   for (; i + kBlock <= part.k; i += kBlock) {
     step(
         i, [&](const auto* p, V& low, V& high) __attribute__((always_inline)) {
-          __builtin_prefetch(p + ahead, 0, 2);
-          if (kBlock * sizeof(Stored) > kLine) __builtin_prefetch(p + ahead + kLine / sizeof(Stored), 0, 2);
+          if (prefetches) __builtin_prefetch(p + ahead, 0, 2);
+          if (prefetches && kBlock * sizeof(Stored) > kLine) {
+            __builtin_prefetch(p + ahead + kLine / sizeof(Stored), 0, 2);
+          }
           L::load(p, low, high);
         });
   }
@@ -146,13 +150,18 @@ inline void dot_rows(const MatvecPart& part, int64_t first) {
   }
 }
 
+template <typename V, typename L, int M, bool prefetches>
+void dot_all_rows(const MatvecPart& part) {
+  constexpr int kRows = dot_row_count<V, M>();
+  int64_t first = 0;
+  for (; first + kRows <= part.count; first += kRows) dot_rows<V, L, M, kRows, prefetches>(part, first);
+  for (; first < part.count; ++first) dot_rows<V, L, M, 1, prefetches>(part, first);
+}
+
 // w is [count, k].
 template <typename V, typename L, int M>
 void rows_part(const MatvecPart& part) {
-  constexpr int kRows = dot_row_count<V, M>();
-  int64_t first = 0;
-  for (; first + kRows <= part.count; first += kRows) dot_rows<V, L, M, kRows>(part, first);
-  for (; first < part.count; ++first) dot_rows<V, L, M, 1>(part, first);
+  part.from_memory ? dot_all_rows<V, L, M, true>(part) : dot_all_rows<V, L, M, false>(part);
 }
 
 // Adds R rows of w, each times its entry of x, to the sums in `out`.

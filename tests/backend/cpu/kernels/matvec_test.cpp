@@ -69,6 +69,25 @@ TEST_CASE("outputs beyond one tile are computed too") {
   }
 }
 
+TEST_CASE("a weight larger than the second-level cache gives the bits of its parts, which fit") {
+  for (const InstructionSet set : instruction_sets()) {
+    for (const Element element : kElements) {
+      Group whole(element, false, 1, 1100, {1024});
+      const auto expected = whole.outputs([&] {
+        for (int64_t first = 0; first < 1024; first += 128) {
+          Matvec part = whole.calls[0];
+          part.n = 128;
+          part.w = element_at(part.w, first * part.w_stride, element);
+          part.bias = part.bias == nullptr ? nullptr : element_at(part.bias, first, element);
+          part.y = static_cast<std::byte*>(part.y) + first * element_bytes(element);
+          matvec(part, set);
+        }
+      });
+      REQUIRE(whole.outputs([&] { matvec(whole.calls, set); }) == expected);
+    }
+  }
+}
+
 TEST_CASE("without outputs nothing is written, and an empty sum is the bias") {
   for (const InstructionSet set : instruction_sets()) {
     for (const bool columns : {false, true}) {

@@ -1,0 +1,78 @@
+#include "ops/memory/packed_weights.h"
+
+#include <utility>
+
+#include "ops/settings/config.h"
+
+namespace hetero::ops {
+namespace {
+
+std::atomic<int64_t> packed_bytes;
+
+// Room for a packed weight, within the limit; given back unless kept.
+class Room {
+ public:
+  static bool may_be_found(int64_t bytes) {
+    return packed_bytes.load(std::memory_order_relaxed) + bytes <=
+           config().packed_bytes.load(std::memory_order_relaxed);
+  }
+  explicit Room(int64_t bytes) : bytes_(bytes) {
+    found_ = packed_bytes.fetch_add(bytes) + bytes <= config().packed_bytes.load(std::memory_order_relaxed);
+  }
+  ~Room() { packed_bytes -= bytes_; }
+  Room(const Room&) = delete;
+  Room& operator=(const Room&) = delete;
+  bool found() const { return found_; }
+  // In the end `bytes` stay taken: forms are padded.
+  void keep(int64_t bytes) { packed_bytes += bytes - std::exchange(bytes_, 0); }
+
+ private:
+  int64_t bytes_;
+  bool found_ = false;
+};
+
+}  // namespace
+
+PackedWeights::~PackedWeights() {
+  const std::unique_ptr<const Entry> entries(first_.load());
+  for (const Entry* entry = entries.get(); entry != nullptr; entry = entry->next.get()) {
+    packed_bytes -= entry->made.bytes;
+  }
+}
+
+PackedWeights* PackedWeights::of_operand(const graph::Invocation& invocation, int operand) {
+  graph::Binding* const binding = binding_of(invocation, operand);
+  if (binding == nullptr) return nullptr;
+  graph::Derived* derived = binding->derived.get();
+  if (derived == nullptr) derived = binding->derived.publish(std::make_unique<PackedWeights>());
+  return dynamic_cast<PackedWeights*>(derived);
+}
+
+const PackedWeights::Entry* PackedWeights::find(const PackedKey& key) const {
+  const Entry* entry = first_.load(std::memory_order_acquire);
+  while (entry != nullptr && entry->key != key) entry = entry->next.get();
+  return entry;
+}
+
+const at::Tensor* PackedWeights::find_or_make(const PackedKey& key, int64_t bytes, backend::FunctionRef<Made()> make) {
+  if (const Entry* entry = find(key)) return &entry->made.packed;
+  if (!Room::may_be_found(bytes)) return nullptr;
+  const std::lock_guard lock(mutex_);
+  if (const Entry* entry = find(key)) return &entry->made.packed;
+  Room room(bytes);
+  if (!room.found()) return nullptr;
+  auto added = std::make_unique<Entry>(Entry{key, make(), nullptr});
+  if (!added->made.packed.defined()) added->made.bytes = 0;
+  room.keep(added->made.bytes);
+  added->next.reset(first_.load(std::memory_order_relaxed));
+  first_.store(added.get(), std::memory_order_release);
+  return &added.release()->made.packed;
+}
+
+graph::Binding* binding_of(const graph::Invocation& invocation, int operand) {
+  return invocation.bindings == nullptr ? nullptr : invocation.bindings[invocation.operands[operand].buffer];
+}
+
+int64_t packed_weight_bytes() { return packed_bytes; }
+
+}  // namespace hetero::ops

@@ -1,0 +1,84 @@
+// Weights that kernels keep in another layout: packed once, used until their bytes change.
+//
+// The packed forms of a storage's weights are derived data of its binding (graph/ir/binding.h),
+// which drops them when the bytes change. Together they take at most config().packed_bytes. A
+// weight is worth packing once it was used kUsesBeforePacking times unchanged; programs with bound
+// addresses, whose weights do not change, pack in advance.
+//
+// Thread safety: any thread. Executors of one model share what is packed, and run at once: they
+// find it without a lock.
+
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <mutex>
+
+#include "backend/base/function_ref.h"
+#include "backend/cpu/kernels/matvec.h"
+#include "graph/ir/binding.h"
+#include "graph/ir/graph.h"
+
+namespace hetero::ops {
+
+inline constexpr int kUsesBeforePacking = 8;
+
+enum class PackedForm : uint8_t { kPanels, kTiles, kBlas, kFilter, kLstmInput, kLstmHidden };
+
+// A matrix [n, k] in a storage, and the form it is packed in.
+struct PackedKey {
+  PackedForm form;
+  backend::Element element;
+  const void* address;
+  int64_t n, k, stride;
+  bool columns;
+  std::array<int64_t, 7> settings;  // of a convolution's filter: those that its form depends on
+  bool operator==(const PackedKey&) const = default;
+};
+
+class PackedWeights final : public graph::Derived {
+ public:
+  struct Made {
+    at::Tensor packed;  // undefined where the weight has no such form
+    int64_t bytes;
+  };
+
+  ~PackedWeights() override;
+  // Those of an operand's storage; null where nothing can keep them.
+  static PackedWeights* of_operand(const graph::Invocation& invocation, int operand);
+
+  // The weight in that form, made now if it was not before; undefined where it has none. Null where
+  // there is no room for `bytes`. `make` says how many the form takes in the end.
+  const at::Tensor* find_or_make(const PackedKey& key, int64_t bytes, backend::FunctionRef<Made()> make);
+
+  // A weight that changes often is never worth packing.
+  void note_use() {
+    if (!worth_packing()) uses_.fetch_add(1, std::memory_order_relaxed);
+  }
+  void note_that_bytes_stay() { uses_ = kUsesBeforePacking; }
+  void forget_uses() { uses_ = 0; }
+  bool worth_packing() const { return uses_.load(std::memory_order_relaxed) >= kUsesBeforePacking; }
+
+ private:
+  struct Entry {
+    PackedKey key;
+    Made made;
+    std::unique_ptr<const Entry> next;  // older
+  };
+  const Entry* find(const PackedKey& key) const;
+
+  std::atomic<int> uses_{0};                  // since the bytes last changed
+  std::mutex mutex_;                          // of who packs
+  std::atomic<const Entry*> first_{nullptr};  // what is there neither moves nor changes
+};
+
+// Null where there is none.
+graph::Binding* binding_of(const graph::Invocation& invocation, int operand);
+
+// Of all weights that are packed now.
+int64_t packed_weight_bytes();
+
+}  // namespace hetero::ops
