@@ -442,6 +442,8 @@ ConvolutionChoice chosen(const graph::Invocation& invocation, const Convolution&
     choice = choose(invocation, call, Values::kAll);
     choices.learn(call.shape, *choice);
   }
+  // A call of similar size may have been one that ours can compute.
+  if (!call.unfolds) choice->plain = Implementation::kStock;
   if (!choice->packed && filters != nullptr && filters->worth_packing() && may_pack_more()) {
     choice = try_packing(invocation, call, *choice);
     if (choice->packed) {
@@ -460,15 +462,16 @@ const at::Tensor* packed_now(const graph::Invocation& invocation, const Convolut
   const graph::Window& weight = window_of(invocation, call.weight);
   const Settings& settings = call.settings;
   const ConvolutionGeometry& geometry = call.shape.geometry;
-  const PackedKey key{.form = PackedForm::kFilter,
-                      .element = backend::Element::kFloat32,
-                      .address = read(invocation, call.weight),
-                      .n = geometry.outputs,
-                      .k = geometry.channels / settings.groups * geometry.kernel(),
-                      .stride = geometry.kernel_width,
-                      .columns = !weight.contiguous,
-                      .settings = {settings.stride[0], settings.stride[1], settings.padding[0], settings.padding[1],
-                                   settings.dilation[0], settings.dilation[1], settings.groups}};
+  const PackedKey key{
+      .form = PackedForm::kFilter,
+      .element = backend::Element::kFloat32,
+      .address = read(invocation, call.weight),
+      .n = geometry.outputs,
+      .k = geometry.channels / settings.groups * geometry.kernel(),
+      .stride = geometry.kernel_width,
+      .columns = !weight.contiguous,
+      .settings = {settings.stride[0], settings.stride[1], settings.padding[0], settings.padding[1],
+                   settings.dilation[0], settings.dilation[1], settings.groups, geometry.kernel_height}};
   const int64_t bytes = weight.last_byte - weight.first_byte;
   return filters->find_or_make(key, bytes, [&] {
     KernelTensors tensors(invocation);
@@ -516,9 +519,8 @@ void run_packed(const graph::Invocation& invocation, const Convolution& call, co
 }
 
 bool run_recognized(const graph::Invocation& invocation, Convolution& call) {
-  if (call.is_product && forced.load(std::memory_order_relaxed) < 0) {
-    return run_pixel_product(invocation, product_of(call));
-  }
+  const bool is_forced = forced.load(std::memory_order_relaxed) >= 0;
+  if (call.is_product && !is_forced && run_pixel_product(invocation, product_of(call))) return true;
   call.shape.threads = at::get_num_threads();
   PackedWeights* const filters = packed_filters(invocation, call);
   if (!call.unfolds && filters == nullptr) return false;
@@ -556,6 +558,7 @@ void settle(const graph::Invocation& invocation, const Convolution& call, const 
   for (int tries = 0; !choice || (!choice->sure && tries > 0 && tries < kMostTries); ++tries) {
     choice = choose(invocation, call, Values::kBound);
   }
+  if (!call.unfolds) choice->plain = Implementation::kStock;
   for (int tries = 1; filters != nullptr && may_pack_more() && !choice->packed && tries <= kMostTries; ++tries) {
     choice = try_packing(invocation, call, *choice, Values::kBound, tries == kMostTries);
   }

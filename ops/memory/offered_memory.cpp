@@ -40,15 +40,12 @@ class OfferingAllocator final : public c10::Allocator {
 
 }  // namespace
 
-OfferedMemory::OfferedMemory(void* data, size_t bytes) {
-  static const bool wrapped = [] {
-    // Leaked on purpose: tensors are freed while the process exits.
-    c10::SetCPUAllocator(new OfferingAllocator(c10::GetCPUAllocator()));
-    return true;
-  }();
-  (void)wrapped;
-  offer = {data, bytes, bytes > 0};
+void register_offers() {
+  // Leaked on purpose: tensors are freed while the process exits.
+  c10::SetCPUAllocator(new OfferingAllocator(c10::GetCPUAllocator()));
 }
+
+OfferedMemory::OfferedMemory(void* data, size_t bytes) { offer = {data, bytes, bytes > 0}; }
 
 OfferedMemory::~OfferedMemory() { offer = {}; }
 

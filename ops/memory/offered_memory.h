@@ -8,8 +8,8 @@
 //   OfferedMemory offer(place.mutable_data_ptr(), place.nbytes());
 //   at::Tensor result = convolve(...);   // may be in `place`
 //
-// The process's CPU allocator is wrapped for it, once; other allocations cost one more look at a
-// thread-local variable.
+// The process's CPU allocator is wrapped for it when the device starts; other allocations cost one
+// more look at a thread-local variable.
 //
 // REQUIRES: the kernel keeps no temporary beyond its call, and has one result.
 // Thread safety: any thread; an offer is of the thread that made it.
@@ -19,6 +19,9 @@
 #include <cstddef>
 
 namespace hetero::ops {
+
+// Wraps the CPU allocator. REQUIRES: called once, before other threads allocate.
+void register_offers();
 
 class OfferedMemory {
  public:

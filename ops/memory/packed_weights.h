@@ -35,7 +35,7 @@ struct PackedKey {
   const void* address;
   int64_t n, k, stride;
   bool columns;
-  std::array<int64_t, 7> settings{};  // of a convolution's filter: those that its form depends on
+  std::array<int64_t, 8> settings{};  // of a convolution's filter: those that its form depends on
   bool operator==(const PackedKey&) const = default;
 };
 

@@ -8,6 +8,7 @@
 
 #include "graph/ir/kernel_error.h"
 #include "ops/fused/functions.h"
+#include "ops/memory/offered_memory.h"
 #include "ops/process/accelerator.h"
 #include "ops/process/device.h"
 #include "ops/process/option_hooks.h"
@@ -40,6 +41,7 @@ void ops::register_process() {
   static const bool registered = [] {
     load_options();  // may throw, so before anything is registered
     register_storage(make_chosen_accelerator);
+    register_offers();
     register_device();
     connect_thread_pool();
     choose_instruction_set();

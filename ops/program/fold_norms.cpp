@@ -1,6 +1,7 @@
 #include "ops/program/fold_norms.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/isfinite.h>
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -11,12 +12,14 @@
 #include <utility>
 #include <vector>
 
+#include "backend/registry/registry.h"
 #include "graph/optimize/channels_last.h"
 #include "graph/optimize/fold_constants.h"
 #include "graph/optimize/merge_repeated.h"
 #include "graph/optimize/rewrite.h"
 #include "ops/kernels/kernel.h"
 #include "ops/memory/storage_memory.h"
+#include "ops/program/graph_tensors.h"
 #include "ops/record/call.h"
 #include "ops/settings/config.h"
 
@@ -114,11 +117,11 @@ class Folder {
     });
     if (found == program_.constants.end()) return {};
     const auto rank = static_cast<size_t>(window.rank);
-    const int64_t item = graph::dtype_bytes(window.dtype);
-    return bytes_at(found->bytes.data(), static_cast<int64_t>(found->bytes.bytes()), at::kCPU)
+    const auto bytes = static_cast<int64_t>(found->bytes.bytes());
+    return bytes_at(found->bytes.data(), bytes - bytes % graph::dtype_bytes(window.dtype), at::kCPU)
         .view(dtype)
         .as_strided({window.sizes().data(), rank}, {window.strides().data(), rank}, window.offset)
-        .to(at::kDouble, /*non_blocking=*/false, /*copy=*/item > 0);
+        .to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
   }
 
   bool is_temporary(BufferId buffer) const {
@@ -172,6 +175,8 @@ class Folder {
     if (values[1].defined()) norm.scale = norm.scale * values[1];
     norm.shift = values[3] * norm.scale * -1;
     if (values[2].defined()) norm.shift = norm.shift + values[2];
+    // Infinite ones would make sums over a window NaN.
+    if (!at::isfinite(norm.scale).all().item<bool>() || !at::isfinite(norm.shift).all().item<bool>()) return {};
     return norm;
   }
 
@@ -285,10 +290,16 @@ size_t fold_batch_norms(graph::SavedProgram& program) {
 
 Status optimize_program(graph::SavedProgram& program) {
   if (Status status = graph::fold_constants(program); !status.ok()) return status;
-  const bool may_vary = last_bits_may_vary();
-  if (may_vary) fold_batch_norms(program);
+  // Weights that hold a norm are new constants, so what is the same is found before.
   graph::merge_repeated(program);
-  if (may_vary) graph::use_channels_last(program);
+  const bool may_vary = last_bits_may_vary();
+  if (may_vary) {
+    if (Status status = caught([&] { fold_batch_norms(program); }); !status.ok()) return status;
+  }
+  // Other kernels than the CPU's were not measured on either layout.
+  const backend::Device* const accelerator = backend::accelerator();
+  const bool by_host_kernels = accelerator == nullptr || accelerator->runs_host_kernels();
+  if (may_vary && by_host_kernels) graph::use_channels_last(program);
   return Status();
 }
 

@@ -20,9 +20,10 @@ namespace hetero::ops {
 // then.
 size_t fold_batch_norms(graph::SavedProgram& program);
 
-// What is done to each program when it is made: fold_constants, fold_batch_norms, merge_repeated
-// and use_channels_last. The last bits of results vary by the second and the fourth, which are left
-// out where that may not be (config.h). Errors: as fold_constants().
+// What is done to each program when it is made: fold_constants, merge_repeated, fold_batch_norms
+// and use_channels_last. The last bits of results vary by the last two, which are left out where
+// that may not be (config.h). So is the last where an accelerator has kernels of its own. Errors:
+// as fold_constants(); kUsage or kResource, what PyTorch raised.
 Status optimize_program(graph::SavedProgram& program);
 
 }  // namespace hetero::ops

@@ -70,7 +70,7 @@ class ModelCall:
             weights = weights or self.weights
             # A module with several names once: functional_call() would put back what it has put there itself.
             names = [f"{path}.{name}".lstrip(".") for path, module in self._model.named_modules()
-                     for name in (*module._parameters, *module._buffers)]  # fmt: skip
+                     for name in (*module._parameters.keys(), *module._buffers.keys())]  # fmt: skip
             once = {name: weights[name] for name in names if name in weights}
             return torch.func.functional_call(self._model, once, args, kwargs, tie_weights=False)
         return self._model(*args, **kwargs)

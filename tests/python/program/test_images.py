@@ -155,6 +155,46 @@ def test_norms_over_the_batch_and_weights_that_change_stay() -> None:
 
 
 @torch.no_grad()
+def test_convolutions_by_two_views_of_one_weight_have_packed_weights_of_their_own() -> None:
+    weight = torch.randn(8, 12, 1, 1).to("hetero")
+    a, b = torch.randn(1, 12, 9, 9), torch.randn(1, 4, 9, 9)
+    for _ in range(20):
+        one, other = F.conv2d(a.to("hetero"), weight), F.conv2d(b.to("hetero"), weight.view(8, 4, 3, 1))
+        assert_close(one.cpu(), F.conv2d(a, weight.cpu()), rtol=1e-4, atol=1e-4)
+        assert_close(other.cpu(), F.conv2d(b, weight.cpu().view(8, 4, 3, 1)), rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_what_is_computed_twice_is_computed_once_with_a_norm_too() -> None:
+    trunk = with_statistics(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3)))
+
+    class Twice(nn.Module):
+        """The same of the same, twice."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.trunk = trunk
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.trunk(x) * self.trunk(x)
+
+    x = torch.randn(1, 3, 12, 12)
+    program = torch.hetero.compile(Twice().eval(), (x,))
+    assert str(program).count("convolution") == str(torch.hetero.compile(trunk, (x,))).count("convolution")
+    close(program(x), Twice().eval(), x)
+
+
+@torch.no_grad()
+def test_norms_of_channels_without_variance_or_with_a_scripted_part_are_as_in_eager() -> None:
+    model = with_statistics(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, eps=0.5)))
+    model[1].running_var[1] = -0.5
+    x = torch.randn(1, 3, 8, 8)
+    assert_close(torch.hetero.compile(model, (x,))(x), model(x), rtol=1e-4, atol=1e-4, equal_nan=True)
+    scripted = nn.Sequential(nn.Conv2d(3, 4, 3), torch.jit.script(nn.BatchNorm2d(4).eval())).eval()
+    assert_close(torch.hetero.compile(scripted, (x,))(x), scripted(x), rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
 def test_a_program_for_many_batch_sizes_has_norms_in_its_weights() -> None:
     model = with_statistics(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3)))
     batch = torch.export.Dim("batch", min=1, max=64)
