@@ -7,6 +7,8 @@
 #include <optional>
 #include <vector>
 
+#include "graph/optimize/rewrite.h"
+
 namespace hetero::graph {
 namespace {
 
@@ -210,10 +212,7 @@ class Layouts {
       }
     }
     const auto count = static_cast<size_t>(std::ranges::count(changed, uint8_t{1}));
-    if (count > 0) {
-      program_.plan.clear();
-      program_.plan_machine.clear();
-    }
+    if (count > 0) drop_plan(program_);
     return count;
   }
 

@@ -58,11 +58,15 @@ bool draws(const SavedProgram& program, const Node& node) {
   return std::ranges::any_of(program.draws, [&](uint64_t draw) { return node.has_attribute(draw); });
 }
 
+void drop_plan(SavedProgram& program) {
+  program.plan.clear();
+  program.plan_machine.clear();
+}
+
 void remove_nodes(SavedProgram& program, const std::vector<uint8_t>& gone) {
   close_up(program, gone);
   drop_unread(program);
-  program.plan.clear();
-  program.plan_machine.clear();
+  drop_plan(program);
 }
 
 }  // namespace hetero::graph

@@ -14,6 +14,9 @@ namespace hetero::graph {
 // Whether the node's random state is drawn in every run.
 bool draws(const SavedProgram& program, const Node& node);
 
+// The plan was of another program.
+void drop_plan(SavedProgram& program);
+
 // Removes the nodes that `gone` marks, then constants without readers, and unused buffers. Drops
 // the plan too. REQUIRES: no remaining node, and no output, needs their results.
 void remove_nodes(SavedProgram& program, const std::vector<uint8_t>& gone);

@@ -85,21 +85,17 @@ std::optional<Packed> pack(const Layer& layer, const torch::jit::Stack& argument
   static const auto reorder = c10::Dispatcher::singleton().findSchema({"mkldnn::_reorder_mkldnn_rnn_layer_weight", ""});
   static const auto bytes_of = c10::Dispatcher::singleton().findSchema({"mkldnn::_nbytes", ""});
   if (!reorder || !bytes_of) return std::nullopt;  // another PyTorch
-  const auto call = [](const c10::OperatorHandle& handle, torch::jit::Stack stack) {
-    handle.callBoxed(&stack);
-    return std::move(stack.front());
-  };
-  std::vector<Tensor> reordered;  // one call makes both
+  std::vector<Tensor> reordered;                   // one call makes both
   const auto make = [&](size_t which) {
     return [&, which]() -> PackedWeights::Made {
       if (reordered.empty()) {
-        reordered = call(*reorder, {arguments[kInputWeight], arguments[kHiddenWeight], arguments[kHiddenSize],
-                                    arguments[kReverse], arguments[kHasBiases], false,
-                                    arguments[kInput].toTensor().sizes().vec()})
+        reordered = call_boxed(*reorder, {arguments[kInputWeight], arguments[kHiddenWeight], arguments[kHiddenSize],
+                                          arguments[kReverse], arguments[kHasBiases], false,
+                                          arguments[kInput].toTensor().sizes().vec()})
                         .toTensorVector();
       }
       if (!reordered[which].is_mkldnn()) return {{}, 0};
-      return {reordered[which], call(*bytes_of, {reordered[which]}).toInt()};
+      return {reordered[which], call_boxed(*bytes_of, {reordered[which]}).toInt()};
     };
   };
   const Tensor* const input = layer.input.weights->find_or_make(layer.input.key, layer.input.bytes, make(0));

@@ -7,6 +7,8 @@
 #include <ATen/core/List.h>
 #include <ATen/core/stack.h>
 
+#include <utility>
+
 #include "graph/ir/op.h"
 #include "ops/kernels/kernel.h"
 #include "ops/record/call.h"
@@ -78,5 +80,11 @@ void call_operator(const graph::Invocation& invocation, const OpInfo& info, cons
                    const c10::OperatorHandle* out);
 // The operator may have been removed since (torch.library); aten's never are.
 c10::OperatorHandle handle_of(const OpInfo& info);
+
+// The first result of an operator that has no function in ATen.
+inline c10::IValue call_boxed(const c10::OperatorHandle& handle, torch::jit::Stack stack) {
+  handle.callBoxed(stack);
+  return std::move(stack.front());
+}
 
 }  // namespace hetero::ops

@@ -15,6 +15,7 @@
 
 #include "backend/cpu/kernels/convolution.h"
 #include "ops/kernels/blas.h"
+#include "ops/kernels/boxed.h"
 #include "ops/kernels/kernel.h"
 #include "ops/kernels/linear.h"
 #include "ops/kernels/measure.h"
@@ -241,15 +242,10 @@ const OneDnn& one_dnn() {
   return found;
 }
 
-at::Tensor call_boxed(const c10::OperatorHandle& op, std::initializer_list<c10::IValue> arguments) {
-  torch::jit::Stack stack(arguments);
-  op.callBoxed(stack);
-  return std::move(stack.front()).toTensor();
-}
-
 at::Tensor packed_filter(const Settings& settings, const at::Tensor& weight, at::IntArrayRef input_sizes) {
   return call_boxed(*one_dnn().pack, {weight, at::IntArrayRef(settings.padding), at::IntArrayRef(settings.stride),
-                                      at::IntArrayRef(settings.dilation), settings.groups, input_sizes});
+                                      at::IntArrayRef(settings.dilation), settings.groups, input_sizes})
+      .toTensor();
 }
 
 // The result has its channels last.
@@ -258,7 +254,8 @@ at::Tensor convolve_packed(const Settings& settings, const at::Tensor& input, co
   return call_boxed(*one_dnn().convolve,
                     {input, packed, bias ? c10::IValue(*bias) : c10::IValue(), at::IntArrayRef(settings.padding),
                      at::IntArrayRef(settings.stride), at::IntArrayRef(settings.dilation), settings.groups, "none",
-                     c10::List<std::optional<at::Scalar>>(), c10::IValue()});
+                     c10::List<std::optional<at::Scalar>>(), c10::IValue()})
+      .toTensor();
 }
 
 PixelProduct product_of(const Convolution& call) {

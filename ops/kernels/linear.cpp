@@ -295,8 +295,7 @@ const at::Tensor* pack(Implementation implementation, const Product& product, Pa
                       .n = call.n,
                       .k = call.k,
                       .stride = call.w_stride,
-                      .columns = call.columns,
-                      .settings = {}};
+                      .columns = call.columns};
   return weights.find_or_make(key, bytes_when_packed(implementation, call), [&] {
     at::Tensor packed = packed_weight(implementation, call);
     const int64_t bytes = bytes_of_packed(implementation, packed);
