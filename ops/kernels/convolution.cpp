@@ -222,19 +222,35 @@ bool recognize_backward(const graph::Invocation& invocation, Convolution& call) 
 // ---- packed weights -----------------------------------------------------------------------------
 
 // oneDNN's convolutions, as torch.compile reaches them: torch/csrc has no header for them. Absent
-// where torch was built without oneDNN.
+// where torch was built without oneDNN, or declares them otherwise. Called by their types, they
+// take no memory for their arguments.
 struct OneDnn {
-  std::optional<c10::OperatorHandle> pack, convolve;
+  using Pack = at::Tensor(const at::Tensor&, at::IntArrayRef, at::IntArrayRef, at::IntArrayRef, int64_t,
+                          at::OptionalIntArrayRef);
+  using Scalars = c10::List<std::optional<at::Scalar>>;
+  using Convolve = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, at::IntArrayRef,
+                              at::IntArrayRef, at::IntArrayRef, int64_t, std::string_view, Scalars,
+                              std::optional<std::string_view>);
+  std::optional<c10::TypedOperatorHandle<Pack>> pack;
+  std::optional<c10::TypedOperatorHandle<Convolve>> convolve;
+  Scalars no_scalars;
   OneDnn() {
-    c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
-    pack = dispatcher.findSchema({"mkldnn::_reorder_convolution_weight", ""});
-    convolve = dispatcher.findSchema({"mkldnn::_convolution_pointwise", ""});
-    const auto has_arguments = [](const std::optional<c10::OperatorHandle>& op, size_t count) {
-      return op && op->hasSchema() && op->schema().arguments().size() == count;
-    };
-    if (!has_arguments(pack, 6) || !has_arguments(convolve, 10)) pack.reset();
+    pack = find<Pack>("mkldnn::_reorder_convolution_weight");
+    convolve = find<Convolve>("mkldnn::_convolution_pointwise");
   }
-  bool is_there() const { return pack.has_value() && at::globalContext().userEnabledMkldnn(); }
+  bool is_there() const { return pack && convolve && at::globalContext().userEnabledMkldnn(); }
+
+ private:
+  template <typename Signature>
+  static std::optional<c10::TypedOperatorHandle<Signature>> find(const char* name) {
+    const std::optional<c10::OperatorHandle> op = c10::Dispatcher::singleton().findSchema({name, ""});
+    if (!op) return std::nullopt;
+    try {
+      return op->typed<Signature>();
+    } catch (const c10::Error&) {
+      return std::nullopt;  // other arguments
+    }
+  }
 };
 
 const OneDnn& one_dnn() {
@@ -243,19 +259,15 @@ const OneDnn& one_dnn() {
 }
 
 at::Tensor packed_filter(const Settings& settings, const at::Tensor& weight, at::IntArrayRef input_sizes) {
-  return call_boxed(*one_dnn().pack, {weight, at::IntArrayRef(settings.padding), at::IntArrayRef(settings.stride),
-                                      at::IntArrayRef(settings.dilation), settings.groups, input_sizes})
-      .toTensor();
+  return one_dnn().pack->call(weight, settings.padding, settings.stride, settings.dilation, settings.groups,
+                              input_sizes);
 }
 
 // The result has its channels last.
 at::Tensor convolve_packed(const Settings& settings, const at::Tensor& input, const at::Tensor& packed,
                            const std::optional<at::Tensor>& bias) {
-  return call_boxed(*one_dnn().convolve,
-                    {input, packed, bias ? c10::IValue(*bias) : c10::IValue(), at::IntArrayRef(settings.padding),
-                     at::IntArrayRef(settings.stride), at::IntArrayRef(settings.dilation), settings.groups, "none",
-                     c10::List<std::optional<at::Scalar>>(), c10::IValue()})
-      .toTensor();
+  return one_dnn().convolve->call(input, packed, bias, settings.padding, settings.stride, settings.dilation,
+                                  settings.groups, "none", one_dnn().no_scalars, std::nullopt);
 }
 
 PixelProduct product_of(const Convolution& call) {
