@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <numeric>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "graph/optimize/rewrite.h"
@@ -12,28 +13,34 @@
 namespace hetero::graph {
 namespace {
 
-// Images, channels, height and width.
-constexpr int kDimensions = 4;
+// Images, channels, maybe depth, height and width.
+constexpr int kMostDimensions = 5;
+bool has_rank_of_image(const Window& window) { return window.rank == 4 || window.rank == kMostDimensions; }
 
 // A buffer's elements as a whole row-major tensor, and where they are with the channels last.
 struct Image {
   bool exists = false;
   DType dtype = 0;
-  std::array<int64_t, kDimensions> sizes{}, rows{}, last{};
+  int rank = 0;
+  std::array<int64_t, kMostDimensions> sizes{}, rows{}, last{};
 
   Image() = default;
-  explicit Image(const Window& window) : exists(true), dtype(window.dtype) {
+  explicit Image(const Window& window) : exists(true), dtype(window.dtype), rank(window.rank) {
     std::ranges::copy(window.sizes(), sizes.begin());
     fill_row_major(window.sizes(), rows.data());
-    last = {sizes[1] * sizes[2] * sizes[3], 1, sizes[1] * sizes[3], sizes[1]};
+    last[1] = 1;
+    int64_t stride = sizes[1];
+    for (int d = rank - 1; d > 1; --d) {
+      last[d] = stride;
+      stride *= sizes[d];
+    }
+    last[0] = stride;
   }
   // Whether the two layouts differ.
-  bool has_two() const { return sizes[1] > 1 && sizes[2] * sizes[3] > 1; }
+  bool has_two() const { return sizes[1] > 1 && rows[1] > 1; }
 };
 
-bool may_be_image(const Window& window) {
-  return window.rank == kDimensions && window.contiguous && window.offset == 0;
-}
+bool may_be_image(const Window& window) { return has_rank_of_image(window) && window.contiguous && window.offset == 0; }
 
 // The window of a row-major image, as strides and an offset of one with its channels last. Each of
 // its dimensions goes along some dimensions of the image.
@@ -45,9 +52,9 @@ struct Moved {
 std::optional<Moved> moved(const Window& window, const Image& image) {
   if (window.dtype != image.dtype) return std::nullopt;
   Moved result;
-  std::array<int64_t, kDimensions> furthest{};  // along each dimension
+  std::array<int64_t, kMostDimensions> furthest{};  // along each dimension
   int64_t left = window.offset;
-  for (int d = 0; d < kDimensions; ++d) {
+  for (int d = 0; d < image.rank; ++d) {
     furthest[d] = left / image.rows[d];
     left %= image.rows[d];
     result.offset += furthest[d] * image.last[d];
@@ -56,7 +63,7 @@ std::optional<Moved> moved(const Window& window, const Image& image) {
     const int64_t stride = window.strides()[i];
     int64_t size = window.sizes()[i];
     // The dimension of the image in which a step of this one is.
-    int d = kDimensions - 1;
+    int d = image.rank - 1;
     while (d > 0 && stride >= image.rows[d] * image.sizes[d]) --d;
     if (stride == 0 || size == 1) {
       result.strides.push_back(stride == image.rows[d] ? image.last[d] : stride);
@@ -74,7 +81,7 @@ std::optional<Moved> moved(const Window& window, const Image& image) {
     }
     furthest[d] += step * (size - 1);
   }
-  for (int d = 0; d < kDimensions; ++d) {
+  for (int d = 0; d < image.rank; ++d) {
     if (furthest[d] >= image.sizes[d]) return std::nullopt;
   }
   return result;
@@ -82,11 +89,14 @@ std::optional<Moved> moved(const Window& window, const Image& image) {
 
 class Layouts {
  public:
-  explicit Layouts(SavedProgram& program)
-      : program_(program), graph_(program.graph), images_(graph_.buffers.size()), group_(graph_.buffers.size()) {}
+  Layouts(Graph& graph, WindowTable& windows, const std::vector<uint8_t>& temporary)
+      : graph_(graph),
+        windows_(windows),
+        temporary_(temporary),
+        images_(graph_.buffers.size()),
+        group_(graph_.buffers.size()) {}
 
   size_t run() {
-    if (!program_.dynamic.variables.empty()) return 0;
     find_images();
     if (std::ranges::none_of(images_, [](const Image& image) { return image.exists; })) return 0;
     while (drop_mixed()) continue;
@@ -95,7 +105,7 @@ class Layouts {
   }
 
  private:
-  const Window& window_of(const Operand& operand) const { return program_.windows[operand.window]; }
+  const Window& window_of(const Operand& operand) const { return windows_[operand.window]; }
   static bool is_convolution(const OpTraits& traits) { return traits.op_class == OpClass::kConvolution; }
   static bool keeps_layout(const OpTraits& traits) {
     return traits.keeps_layout || traits.op_class == OpClass::kPointwise;
@@ -108,15 +118,11 @@ class Layouts {
     }
   }
 
-  bool is_temporary(BufferId buffer) const {
-    return graph_.buffers[buffer].valid_on == 0 && !graph_.buffers[buffer].escapes;
-  }
-
   void find_images() {
     for_operands([&](const OpTraits&, const Operand& operand) {
       const Window& window = window_of(operand);
       Image& image = images_[operand.buffer];
-      if (image.exists || !is_temporary(operand.buffer) || !may_be_image(window)) return;
+      if (image.exists || temporary_[operand.buffer] == 0 || !may_be_image(window)) return;
       if (static_cast<uint64_t>(window.last_byte) != graph_.buffers[operand.buffer].bytes) return;
       image = Image(window);
       if (!image.has_two()) image = Image();
@@ -133,21 +139,21 @@ class Layouts {
     if (!other || operand.bits != 0) return false;
     if (keeps_layout(traits)) return !has_channels_last(window);
     // It sees a permuted image, which is row-major then.
-    const WindowId then = program_.windows.intern(window.dtype, window.sizes(), other->strides, other->offset);
-    return then != kNoWindow && program_.windows[then].contiguous;
+    const WindowId then = windows_.intern(window.dtype, window.sizes(), other->strides, other->offset);
+    return then != kNoWindow && windows_[then].contiguous;
   }
 
   // Whether the operator sees images, of which the channels are last already.
   static bool has_channels_last(const Window& window) {
-    if (window.rank != kDimensions || window.contiguous) return false;
-    return window.sizes()[1] > 1 && window.strides()[1] == 1 && window.strides()[3] >= window.sizes()[1];
+    if (!has_rank_of_image(window) || window.contiguous) return false;
+    return window.sizes()[1] > 1 && window.strides()[1] == 1 && window.strides()[window.rank - 1] >= window.sizes()[1];
   }
 
   // Whether the layout of the operand matters to a kernel that takes one layout only.
   bool is_row_major_image(const Operand& operand) const {
     const Window& window = window_of(operand);
-    return window.rank == kDimensions && !has_channels_last(window) && Image(window).has_two() &&
-           window.strides()[1] != 0 && window.strides()[3] != 0;
+    return has_rank_of_image(window) && !has_channels_last(window) && Image(window).has_two() &&
+           window.strides()[1] != 0 && window.strides()[window.rank - 1] != 0;
   }
 
   // Takes images from operators that have others which stay as they are. Returns whether there were
@@ -199,25 +205,27 @@ class Layouts {
   }
 
   size_t rewrite() {
+    std::vector<std::pair<size_t, WindowId>> others;  // per operand that changes: its place
     std::vector<uint8_t> changed(graph_.buffers.size(), 0);
     for (const Node& node : graph_.nodes) {
-      for (int i = 0; i < node.operand_count; ++i) {
-        Operand& operand = graph_.operands[node.first_operand + i];
+      for (size_t i = node.first_operand; i < node.first_operand + node.operand_count; ++i) {
+        const Operand& operand = graph_.operands[i];
         const Image& image = images_[operand.buffer];
         if (!image.exists || wanted_[root(operand.buffer)] == 0) continue;
         const Window& window = window_of(operand);
         const Moved other = *moved(window, image);
-        operand.window = program_.windows.intern(window.dtype, window.sizes(), other.strides, other.offset);
+        others.emplace_back(i, windows_.intern(window.dtype, window.sizes(), other.strides, other.offset));
+        if (others.back().second == kNoWindow) return 0;
         changed[operand.buffer] = 1;
       }
     }
-    const auto count = static_cast<size_t>(std::ranges::count(changed, uint8_t{1}));
-    if (count > 0) drop_plan(program_);
-    return count;
+    for (const auto& [place, window] : others) graph_.operands[place].window = window;
+    return static_cast<size_t>(std::ranges::count(changed, uint8_t{1}));
   }
 
-  SavedProgram& program_;
   Graph& graph_;
+  WindowTable& windows_;
+  const std::vector<uint8_t>& temporary_;
   std::vector<Image> images_;    // per buffer
   std::vector<BufferId> group_;  // per buffer: another one of its group, or itself
   std::vector<uint8_t> wanted_;  // per group
@@ -225,6 +233,19 @@ class Layouts {
 
 }  // namespace
 
-size_t use_channels_last(SavedProgram& program) { return Layouts(program).run(); }
+size_t use_channels_last(Graph& graph, WindowTable& windows, const std::vector<uint8_t>& temporary) {
+  const auto convolves = [](const Node& node) { return op_table()[node.op].op_class == OpClass::kConvolution; };
+  if (std::ranges::none_of(graph.nodes, convolves)) return 0;
+  return Layouts(graph, windows, temporary).run();
+}
+
+size_t use_channels_last(SavedProgram& program) {
+  if (!program.dynamic.variables.empty()) return 0;
+  std::vector<uint8_t> temporary;
+  for (const Buffer& buffer : program.graph.buffers) temporary.push_back(buffer.valid_on == 0 && !buffer.escapes);
+  const size_t count = use_channels_last(program.graph, program.windows, temporary);
+  if (count > 0) drop_plan(program);
+  return count;
+}
 
 }  // namespace hetero::graph

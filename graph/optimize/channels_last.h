@@ -1,21 +1,23 @@
 // use_channels_last: lays images between the operators of a program out with their channels last.
 //
-// A model's tensors [images, channels, height, width] are row-major, since its input is. Kernels of
-// convolutions and pools read the channels of a pixel together and reorder what is laid out
-// otherwise, in and out, at each call. So buffers that only the program sees get windows with other
-// strides. The values are the same, and so is the memory.
+// A model's tensors [images, channels, (depth,) height, width] are row-major, since its input is.
+// Kernels of convolutions and pools read the channels of a pixel together and reorder what is laid
+// out otherwise, in and out, at each call. So buffers that only the program sees get windows with
+// other strides. The values are the same, and so is the memory.
 //
 // A buffer gets the other layout if convolutions touch it, all that touch it keep layouts
 // (OpTraits::keeps_layout) or see it row-major only then, and every window of it can be expressed.
 // Pointwise operators, norms, pools and concatenations get operands of one layout, or none is
-// changed. Convolutions take any: one that reads the program's input reorders it as before. Sizes
-// that depend on those of inputs (SavedProgram::dynamic) are left alone.
+// changed. Convolutions take any: one that reads the program's input reorders it as before. Saved
+// programs whose sizes depend on those of inputs (SavedProgram::dynamic) are left alone.
 //
-// Thread safety: as the program's.
+// Thread safety: as the program's, or the graph's and its table's.
 
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <vector>
 
 #include "graph/program/saved_program.h"
 
@@ -24,5 +26,8 @@ namespace hetero::graph {
 // Returns how many buffers have another layout now. The plan of the program, if it had one, is
 // dropped then.
 size_t use_channels_last(SavedProgram& program);
+// The same of a graph and its table of windows. Nobody else sees the buffers that are marked as
+// temporary.
+size_t use_channels_last(Graph& graph, WindowTable& windows, const std::vector<uint8_t>& temporary);
 
 }  // namespace hetero::graph

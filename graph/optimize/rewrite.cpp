@@ -58,6 +58,19 @@ bool draws(const SavedProgram& program, const Node& node) {
   return std::ranges::any_of(program.draws, [&](uint64_t draw) { return node.has_attribute(draw); });
 }
 
+std::vector<BufferUses> find_uses(const Graph& graph) {
+  std::vector<BufferUses> all(graph.buffers.size());
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    const Operand* const operands = graph.operands_of(graph.nodes[n]);
+    for (int i = 0; i < graph.nodes[n].operand_count; ++i) {
+      BufferUses& uses = all[operands[i].buffer];
+      uses.reads += operands[i].reads() ? 1 : 0;
+      if (operands[i].writes() && uses.writes++ == 0) uses.first_write = n;
+    }
+  }
+  return all;
+}
+
 void drop_plan(SavedProgram& program) {
   program.plan.clear();
   program.plan_machine.clear();

@@ -14,6 +14,14 @@ namespace hetero::graph {
 // Whether the node's random state is drawn in every run.
 bool draws(const SavedProgram& program, const Node& node);
 
+// How often a graph's nodes read and write a buffer.
+struct BufferUses {
+  size_t reads = 0;
+  size_t writes = 0;
+  size_t first_write = 0;  // a node
+};
+std::vector<BufferUses> find_uses(const Graph& graph);
+
 // The plan was of another program.
 void drop_plan(SavedProgram& program);
 

@@ -9,6 +9,7 @@
 #include "ops/dispatch/typed_rows.h"
 #include "ops/host/decode_jpeg.h"
 #include "ops/kernels/boxed.h"
+#include "ops/kernels/convolution.h"
 
 namespace hetero::ops {
 namespace {

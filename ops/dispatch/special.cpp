@@ -35,6 +35,7 @@
 
 #include "ops/dispatch/catch_all.h"
 #include "ops/dispatch/typed.h"
+#include "ops/kernels/convolution.h"
 
 namespace hetero::ops {
 namespace {
@@ -261,6 +262,16 @@ at::Tensor transformer_encoder_layer_meta(const at::Tensor& src, int64_t, int64_
                                           const std::optional<at::Tensor>&, std::optional<int64_t>) {
   return at::empty_like(src, at::MemoryFormat::Contiguous);
 }
+
+// Made by rewrite_slice.h of two calls.
+TORCH_LIBRARY_FRAGMENT(hetero, library) {
+  library.def(
+      "convolution_norm(Tensor input, Tensor filter, Tensor? filter_bias, SymInt[] stride, SymInt[] padding, SymInt[] "
+      "dilation, bool transposed, SymInt[] output_padding, SymInt groups, Tensor? weight, Tensor? bias, Tensor mean, "
+      "Tensor variance, bool training, float momentum, float eps) -> Tensor");
+}
+TORCH_LIBRARY_IMPL(hetero, CPU, library) { library.impl("convolution_norm", TORCH_FN(convolution_norm)); }
+TORCH_LIBRARY_IMPL(hetero, Meta, library) { library.impl("convolution_norm", TORCH_FN(convolution_norm)); }
 
 TORCH_LIBRARY_IMPL(aten, Meta, library) {
   library.impl("_transformer_encoder_layer_fwd", TORCH_FN(transformer_encoder_layer_meta));

@@ -2,16 +2,21 @@
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/addcmul.h>
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
-#include <ATen/ops/ones.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/rsqrt.h>
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <utility>
+#include <vector>
 
 #include "backend/cpu/kernels/convolution.h"
 #include "ops/kernels/blas.h"
@@ -39,7 +44,8 @@ using Numbers3 = c10::SmallVector<int64_t, 3>;
 
 // The arguments that both operators have behind their tensors.
 struct Settings {
-  Numbers3 stride, padding, dilation;
+  Numbers3 stride, padding, dilation, output_padding;
+  bool transposed = false;
   int64_t groups = 1;
 };
 
@@ -55,26 +61,33 @@ bool read_list(Decoder& decoder, size_t rank, Numbers3& list) {
   return list.size() == rank;
 }
 
-// stride, padding, dilation, transposed, output_padding, groups. False for a convolution that is
-// transposed.
+// stride, padding, dilation, transposed, output_padding, groups.
 bool read_settings(Decoder& decoder, size_t rank, Settings& settings) {
-  Numbers3 output_padding;
   if (!read_list(decoder, rank, settings.stride) || !read_list(decoder, rank, settings.padding) ||
       !read_list(decoder, rank, settings.dilation)) {
     return false;
   }
-  if (decoder.next() != Tag::kBoolean || decoder.get<uint8_t>() != 0) return false;
-  if (!read_list(decoder, rank, output_padding)) return false;
+  if (decoder.next() != Tag::kBoolean) return false;
+  settings.transposed = decoder.get<uint8_t>() != 0;
+  if (!read_list(decoder, rank, settings.output_padding)) return false;
   const Tag tag = decoder.next();
   if (tag != Tag::kSize && tag != Tag::kInteger) return false;
   settings.groups = decoder.integer(tag);
   return settings.groups >= 1;
 }
 
+// The batch norm behind a convolution, operands by their positions: y * scale + shift for each
+// channel.
+struct Norm {
+  int weight = -1, bias = -1, mean = -1, variance = -1;
+  double epsilon = 0;
+};
+
 // A call of ours; operands by their positions, -1 where there is none.
 struct Convolution {
   ConvolutionShape shape;
   Settings settings;
+  std::optional<Norm> norm;
   bool unfolds = false;     // ours can compute it
   bool is_product = false;  // of the pixels, with the channels of each together, by the weight
   int input, weight, bias = -1, grad_output = -1;
@@ -85,15 +98,21 @@ const graph::Window& window_of(const graph::Invocation& invocation, int operand)
   return (*invocation.windows)[invocation.operands[operand].window];
 }
 
-// Whether the window is [images, channels, height, width] with its channels last, and not
+// Whether the window is [images, channels, (depth,) height, width] with its channels last, and not
 // row-major.
 bool has_channels_last(const graph::Window& window) {
-  if (window.rank != 4 || !window.dense || window.contiguous) return false;
+  if (window.rank < 4 || window.rank > 5 || !window.dense || window.contiguous) return false;
   const std::span<const int64_t> sizes = window.sizes(), strides = window.strides();
   const auto fits = [&](int dimension, int64_t stride) {
     return sizes[dimension] == 1 || strides[dimension] == stride;
   };
-  return fits(1, 1) && fits(3, sizes[1]) && fits(2, sizes[1] * sizes[3]) && fits(0, sizes[1] * sizes[2] * sizes[3]);
+  if (!fits(1, 1)) return false;
+  int64_t stride = sizes[1];
+  for (int d = window.rank - 1; d > 1; --d) {
+    if (!fits(d, stride)) return false;
+    stride *= sizes[d];
+  }
+  return fits(0, stride);
 }
 
 // Whether every operand has dense float32 numbers, in one of the two layouts.
@@ -145,33 +164,128 @@ bool is_output(const graph::Window& window, const ConvolutionGeometry& geometry,
          (rank == 3 || sizes[2] == geometry.out_height()) && sizes[rank - 1] == geometry.out_width();
 }
 
-bool recognize_forward(const graph::Invocation& invocation, Convolution& call) {
+// With a depth: of a call of as much work on images, each of which has the rows of all depths below
+// each other. False where the windows do not fit each other.
+bool solid_geometry_of(const graph::Window& input, const graph::Window& weight, const graph::Window& output,
+                       const Settings& settings, ConvolutionGeometry& geometry) {
+  if (weight.rank != 5 || output.rank != 5 || input.sizes()[1] != weight.sizes()[1] * settings.groups) return false;
+  for (size_t d = 0; d < 3; ++d) {
+    const int64_t reach = settings.dilation[d] * (weight.sizes()[d + 2] - 1) + 1;
+    const int64_t room = input.sizes()[d + 2] + 2 * settings.padding[d] - reach;
+    if (room < 0 || settings.stride[d] < 1 || output.sizes()[d + 2] != room / settings.stride[d] + 1) return false;
+  }
+  geometry = {.images = input.sizes()[0],
+              .channels = input.sizes()[1],
+              .height = output.sizes()[2] * output.sizes()[3] + weight.sizes()[2] * weight.sizes()[3] - 1,
+              .width = input.sizes()[4],
+              .outputs = weight.sizes()[0],
+              .kernel_height = weight.sizes()[2] * weight.sizes()[3],
+              .kernel_width = weight.sizes()[4],
+              .stride_y = 1,
+              .stride_x = settings.stride[2],
+              .padding_y = 0,
+              .padding_x = settings.padding[2],
+              .dilation_y = 1,
+              .dilation_x = settings.dilation[2]};
+  return output.sizes()[0] == geometry.images && output.sizes()[1] == geometry.outputs;
+}
+
+// Of a transposed call: of one of as much work at each pixel of the input. False where the windows
+// do not fit each other.
+bool transposed_geometry_of(const graph::Window& input, const graph::Window& weight, const graph::Window& output,
+                            const Settings& settings, ConvolutionGeometry& geometry) {
+  if (input.rank != 4 || weight.rank != 4 || output.rank != 4 || input.sizes()[1] != weight.sizes()[0]) return false;
+  for (size_t d = 0; d < 2; ++d) {
+    const int64_t reach = settings.dilation[d] * (weight.sizes()[d + 2] - 1) + 1;
+    const int64_t size = (input.sizes()[d + 2] - 1) * settings.stride[d] - 2 * settings.padding[d] + reach;
+    if (output.sizes()[d + 2] != size + settings.output_padding[d]) return false;
+  }
+  geometry = {.images = input.sizes()[0],
+              .channels = input.sizes()[1],
+              .height = input.sizes()[2] + weight.sizes()[2] - 1,
+              .width = input.sizes()[3] + weight.sizes()[3] - 1,
+              .outputs = output.sizes()[1],
+              .kernel_height = weight.sizes()[2],
+              .kernel_width = weight.sizes()[3],
+              .stride_y = 1,
+              .stride_x = 1,
+              .padding_y = 0,
+              .padding_x = 0,
+              .dilation_y = 1,
+              .dilation_x = 1};
+  return output.sizes()[0] == geometry.images && output.sizes()[1] == weight.sizes()[1] * settings.groups;
+}
+
+// The next arguments as tensors, or none of them; the positions of those that are there.
+template <size_t kCount>
+bool read_tensors(Decoder& decoder, int (&positions)[kCount]) {
+  for (int& position : positions) {
+    const Tag tag = decoder.next();
+    if (tag == Tag::kTensor) {
+      position = decoder.operand();
+    } else if (tag == Tag::kNone || tag == Tag::kUndefined) {
+      position = -1;
+    } else {
+      return false;
+    }
+  }
+  return true;
+}
+
+// The rest of hetero::convolution_norm's arguments: weight, bias, mean, variance, training,
+// momentum, epsilon.
+bool read_norm(Decoder& decoder, Norm& norm) {
+  int tensors[4];
+  if (!read_tensors(decoder, tensors) || decoder.next() != Tag::kBoolean || decoder.get<uint8_t>() != 0) return false;
+  norm = {.weight = tensors[0], .bias = tensors[1], .mean = tensors[2], .variance = tensors[3]};
+  for (int i = 0; i < 2; ++i) {  // the last one counts
+    const Tag tag = decoder.next();
+    if (tag != Tag::kReal && tag != Tag::kShapeReal) return false;
+    norm.epsilon = decoder.real(tag);
+  }
+  return norm.mean >= 0 && norm.variance >= 0;
+}
+
+bool recognize_forward(const graph::Invocation& invocation, Convolution& call, bool with_norm = false) {
   const graph::Node& node = *invocation.node;
   if (node.output_count != 1 || !all_dense(invocation)) return false;
   Decoder decoder(invocation.attributes, node.attribute_bytes);
-  if (decoder.next() != Tag::kTensor || decoder.next() != Tag::kTensor) return false;
-  const Tag bias = decoder.next();
-  const int inputs = bias == Tag::kTensor ? 3 : 2;
-  const bool known = bias == Tag::kTensor || bias == Tag::kNone || bias == Tag::kUndefined;
-  if (!known || node.operand_count != inputs + 1) return false;
+  int tensors[3];
+  if (!read_tensors(decoder, tensors) || tensors[0] != 0 || tensors[1] != 1) return false;
   call.input = 0;
   call.weight = 1;
-  call.bias = bias == Tag::kTensor ? 2 : -1;
-  call.output = inputs;
-  const graph::Window& input = window_of(invocation, call.input);
-  if (input.rank < 3 || input.rank > 4) return false;
+  call.bias = tensors[2];
+  call.output = node.operand_count - 1;
+  const graph::Window &input = window_of(invocation, call.input), &weight = window_of(invocation, call.weight);
+  const graph::Window& output = window_of(invocation, call.output);
+  if (input.rank < 3 || input.rank > 5) return false;
   if (!read_settings(decoder, static_cast<size_t>(input.rank - 2), call.settings)) return false;
+  if (with_norm && !read_norm(decoder, call.norm.emplace())) return false;
   ConvolutionGeometry& geometry = call.shape.geometry;
-  if (!geometry_of(input, window_of(invocation, call.weight), call.settings, geometry)) return false;
+  if (call.settings.transposed) {
+    if (!transposed_geometry_of(input, weight, output, call.settings, geometry)) return false;
+  } else if (input.rank == 5) {
+    if (!solid_geometry_of(input, weight, output, call.settings, geometry)) return false;
+  } else if (!geometry_of(input, weight, call.settings, geometry) || !is_output(output, geometry, input.rank)) {
+    return false;
+  }
   call.shape.groups = call.settings.groups;
   call.shape.input_last = !input.contiguous;
-  call.shape.output_last = !window_of(invocation, call.output).contiguous;
-  call.unfolds = call.settings.groups == 1 && all_row_major(invocation) && backend::convolution_fits(geometry);
+  call.shape.output_last = !output.contiguous;
+  call.unfolds = input.rank < 5 && !call.settings.transposed && call.settings.groups == 1 &&
+                 all_row_major(invocation) && backend::convolution_fits(geometry);
   const bool channels_together = (call.shape.input_last && call.shape.output_last) || geometry.pixels() == 1;
-  call.is_product = input.rank == 4 && call.settings.groups == 1 && geometry.pointwise() && channels_together;
-  call.shape.work = call.bias >= 0 ? ConvolutionWork::kForwardWithBias : ConvolutionWork::kForward;
-  return is_output(window_of(invocation, call.output), geometry, input.rank) &&
-         (call.bias < 0 || window_of(invocation, call.bias).numel == geometry.outputs);
+  call.is_product = input.rank == 4 && !call.settings.transposed && call.settings.groups == 1 && geometry.pointwise() &&
+                    channels_together;
+  call.shape.work = call.settings.transposed ? ConvolutionWork::kTransposed
+                    : call.bias >= 0         ? ConvolutionWork::kForwardWithBias
+                                             : ConvolutionWork::kForward;
+  const auto is_of_channels = [&](int operand) {
+    return operand < 0 || window_of(invocation, operand).numel == geometry.outputs;
+  };
+  if (!is_of_channels(call.bias)) return false;
+  return !call.norm || (is_of_channels(call.norm->weight) && is_of_channels(call.norm->bias) &&
+                        is_of_channels(call.norm->mean) && is_of_channels(call.norm->variance));
 }
 
 bool recognize_backward(const graph::Invocation& invocation, Convolution& call) {
@@ -194,9 +308,8 @@ bool recognize_backward(const graph::Invocation& invocation, Convolution& call) 
   } else if (bias_sizes != Tag::kNone) {
     return false;
   }
-  if (!read_settings(decoder, static_cast<size_t>(input.rank - 2), call.settings) || call.settings.groups != 1) {
-    return false;
-  }
+  if (!read_settings(decoder, static_cast<size_t>(input.rank - 2), call.settings)) return false;
+  if (call.settings.transposed || call.settings.groups != 1) return false;
   // The output mask: what it leaves out has no operand.
   if (decoder.next() != Tag::kList || decoder.get<uint32_t>() != 3) return false;
   int next = 3;
@@ -231,14 +344,26 @@ struct OneDnn {
   using Convolve = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, at::IntArrayRef,
                               at::IntArrayRef, at::IntArrayRef, int64_t, std::string_view, Scalars,
                               std::optional<std::string_view>);
+  using PackTransposed = at::Tensor(const at::Tensor&, at::IntArrayRef, at::IntArrayRef, at::IntArrayRef,
+                                    at::IntArrayRef, int64_t, at::OptionalIntArrayRef);
+  using ConvolveTransposed = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
+                                        at::IntArrayRef, at::IntArrayRef, at::IntArrayRef, at::IntArrayRef, int64_t,
+                                        std::string_view, Scalars, std::optional<std::string_view>);
   std::optional<c10::TypedOperatorHandle<Pack>> pack;
   std::optional<c10::TypedOperatorHandle<Convolve>> convolve;
+  std::optional<c10::TypedOperatorHandle<PackTransposed>> pack_transposed;
+  std::optional<c10::TypedOperatorHandle<ConvolveTransposed>> convolve_transposed;
   Scalars no_scalars;
   OneDnn() {
     pack = find<Pack>("mkldnn::_reorder_convolution_weight");
     convolve = find<Convolve>("mkldnn::_convolution_pointwise");
+    pack_transposed = find<PackTransposed>("mkldnn::_reorder_convolution_transpose_weight");
+    convolve_transposed = find<ConvolveTransposed>("mkldnn::_convolution_transpose_pointwise");
   }
-  bool is_there() const { return pack && convolve && at::globalContext().userEnabledMkldnn(); }
+  bool is_there(bool transposed = false) const {
+    const bool found = transposed ? pack_transposed && convolve_transposed : pack && convolve;
+    return found && at::globalContext().userEnabledMkldnn();
+  }
 
  private:
   template <typename Signature>
@@ -259,6 +384,10 @@ const OneDnn& one_dnn() {
 }
 
 at::Tensor packed_filter(const Settings& settings, const at::Tensor& weight, at::IntArrayRef input_sizes) {
+  if (settings.transposed) {
+    return one_dnn().pack_transposed->call(weight, settings.padding, settings.output_padding, settings.stride,
+                                           settings.dilation, settings.groups, input_sizes);
+  }
   return one_dnn().pack->call(weight, settings.padding, settings.stride, settings.dilation, settings.groups,
                               input_sizes);
 }
@@ -266,6 +395,11 @@ at::Tensor packed_filter(const Settings& settings, const at::Tensor& weight, at:
 // The result has its channels last.
 at::Tensor convolve_packed(const Settings& settings, const at::Tensor& input, const at::Tensor& packed,
                            const std::optional<at::Tensor>& bias) {
+  if (settings.transposed) {
+    return one_dnn().convolve_transposed->call(input, packed, bias, settings.padding, settings.output_padding,
+                                               settings.stride, settings.dilation, settings.groups, "none",
+                                               one_dnn().no_scalars, std::nullopt);
+  }
   return one_dnn().convolve->call(input, packed, bias, settings.padding, settings.stride, settings.dilation,
                                   settings.groups, "none", one_dnn().no_scalars, std::nullopt);
 }
@@ -283,8 +417,8 @@ PixelProduct product_of(const Convolution& call) {
 
 // Null where nothing can keep a packed form of the weight.
 PackedWeights* packed_filters(const graph::Invocation& invocation, const Convolution& call) {
-  const bool may_pack = call.shape.work != ConvolutionWork::kBackward && window_of(invocation, call.input).rank == 4 &&
-                        one_dnn().is_there();
+  const bool may_pack = call.shape.work != ConvolutionWork::kBackward && window_of(invocation, call.input).rank >= 4 &&
+                        one_dnn().is_there(call.settings.transposed);
   return may_pack ? PackedWeights::of_operand(invocation, call.weight) : nullptr;
 }
 
@@ -354,12 +488,10 @@ class Sample {
       return results.mutable_data_ptr<float>();
     };
     if (shape_.work != ConvolutionWork::kBackward) {
-      const at::Tensor output =
-          window_of(invocation, call.output).rank == 4
-              ? at::empty({geometry.images, geometry.outputs, geometry.out_height(), geometry.out_width()},
-                          input_.options())
-              : at::empty({geometry.images, geometry.outputs, geometry.out_width()}, input_.options());
-      results_[0] = shape_.output_last ? output.contiguous(at::MemoryFormat::ChannelsLast) : output;
+      const graph::Window& output = window_of(invocation, call.output);
+      std::vector<int64_t> sizes(output.sizes().begin(), output.sizes().end());
+      sizes[0] = geometry.images;
+      results_[0] = at::empty_strided(sizes, at::IntArrayRef(output.strides().data(), sizes.size()), input_.options());
       numbers_.output = results_[0].mutable_data_ptr<float>();
     }
     numbers_.gradients.input = memory(call.grad_input >= 0, input_.numel(), results_[1]);
@@ -398,17 +530,15 @@ class Sample {
   }
 
   void run_stock() {
-    constexpr int64_t kNone[] = {0, 0};
-    const at::IntArrayRef none(kNone, settings_.stride.size());
     if (shape_.work != ConvolutionWork::kBackward) {
       // The copy is made after each call of the stock kernel: KernelTensors::deliver.
       results_[0].copy_(at::convolution(input_, weight_, bias_, settings_.stride, settings_.padding, settings_.dilation,
-                                        false, none, settings_.groups));
+                                        settings_.transposed, settings_.output_padding, settings_.groups));
       return;
     }
     const auto wanted = [&](ConvolutionGradient gradient) { return (shape_.gradients & gradient) != 0; };
     at::convolution_backward(grad_output_, input_, weight_, at::IntArrayRef(shape_.geometry.outputs), settings_.stride,
-                             settings_.padding, settings_.dilation, false, none, 1,
+                             settings_.padding, settings_.dilation, false, settings_.output_padding, 1,
                              {wanted(kOfInput), wanted(kOfWeight), wanted(kOfBias)});
   }
 
@@ -464,28 +594,40 @@ ConvolutionChoice chosen(const graph::Invocation& invocation, const Convolution&
   return *choice;
 }
 
+PackedKey key_of(const graph::Invocation& invocation, const Convolution& call) {
+  const graph::Window& weight = window_of(invocation, call.weight);
+  const Settings& settings = call.settings;
+  PackedKey key{.form = PackedForm::kFilter,
+                .element = backend::Element::kFloat32,
+                .address = read(invocation, call.weight),
+                .n = weight.sizes()[0],
+                .k = weight.numel / weight.sizes()[0],
+                .stride = weight.sizes()[weight.rank - 1],
+                .columns = !weight.contiguous};
+  auto next = key.settings.begin();
+  for (const Numbers3* const list : {&settings.stride, &settings.padding, &settings.dilation}) {
+    next = std::ranges::copy(*list, next).out;
+  }
+  *next++ = settings.groups;
+  if (settings.transposed) {
+    *next++ = 1;
+    next = std::ranges::copy(settings.output_padding, next).out;
+  }
+  std::ranges::copy(weight.sizes().subspan(2, settings.stride.size() - 1), next);
+  return key;
+}
+
 // The packed weight of the call; null where it runs without.
 const at::Tensor* packed_now(const graph::Invocation& invocation, const Convolution& call,
                              const ConvolutionChoice& choice, PackedWeights* filters) {
   if (filters == nullptr || !choice.packed.value_or(false) || !filters->worth_packing()) return nullptr;
   const graph::Window& weight = window_of(invocation, call.weight);
-  const Settings& settings = call.settings;
-  const ConvolutionGeometry& geometry = call.shape.geometry;
-  const PackedKey key{
-      .form = PackedForm::kFilter,
-      .element = backend::Element::kFloat32,
-      .address = read(invocation, call.weight),
-      .n = geometry.outputs,
-      .k = geometry.channels / settings.groups * geometry.kernel(),
-      .stride = geometry.kernel_width,
-      .columns = !weight.contiguous,
-      .settings = {settings.stride[0], settings.stride[1], settings.padding[0], settings.padding[1],
-                   settings.dilation[0], settings.dilation[1], settings.groups, geometry.kernel_height}};
+  const PackedKey key = key_of(invocation, call);
   const int64_t bytes = weight.last_byte - weight.first_byte;
   return filters->find_or_make(key, bytes, [&] {
     KernelTensors tensors(invocation);
     at::Tensor packed =
-        packed_filter(settings, tensors.operand(call.weight), sizes_of(window_of(invocation, call.input)));
+        packed_filter(call.settings, tensors.operand(call.weight), sizes_of(window_of(invocation, call.input)));
     return PackedWeights::Made{std::move(packed), bytes};
   });
 }
@@ -513,18 +655,99 @@ class Output {
   at::Tensor brought_;
 };
 
-void run_packed(const graph::Invocation& invocation, const Convolution& call, const at::Tensor& packed) {
+// `bias` in place of the call's own, if given.
+void run_packed(const graph::Invocation& invocation, const Convolution& call, const at::Tensor& packed,
+                const at::Tensor* bias = nullptr) {
   run_as_operator(OwnKernel::kPackedConvolution, invocation, [&] {
     KernelTensors tensors(invocation);
-    std::optional<at::Tensor> bias;
-    if (call.bias >= 0) bias = tensors.operand(call.bias);
+    std::optional<at::Tensor> shift;
+    if (bias != nullptr) {
+      shift = *bias;
+    } else if (call.bias >= 0) {
+      shift = tensors.operand(call.bias);
+    }
     std::optional<OfferedMemory> offer;
     if (call.shape.output_last && tensors.has_memory(call.output)) {
       const at::Tensor& place = tensors.operand(call.output);
       offer.emplace(place.mutable_data_ptr(), place.nbytes());
     }
-    tensors.deliver(call.output, convolve_packed(call.settings, tensors.operand(call.input), packed, bias));
+    tensors.deliver(call.output, convolve_packed(call.settings, tensors.operand(call.input), packed, shift));
   });
+}
+
+// ---- with a norm --------------------------------------------------------------------------------
+
+// The filter and the bias in which the norm is; null where nothing can keep them. They are made
+// anew when bytes of any of their storages change. REQUIRES: the executor lock.
+struct Folded {
+  const at::Tensor* filter = nullptr;
+  const at::Tensor* bias = nullptr;
+};
+
+Folded fold(const graph::Invocation& invocation, const Convolution& call, PackedWeights& filters) {
+  PackedKey key = key_of(invocation, call);
+  auto serial = key.settings.end() - 6;
+  *serial++ = std::bit_cast<int64_t>(call.norm->epsilon);
+  for (const int operand : {call.bias, call.norm->weight, call.norm->bias, call.norm->mean, call.norm->variance}) {
+    PackedWeights* const derived = operand < 0 ? nullptr : PackedWeights::of_operand(invocation, operand);
+    if (operand >= 0 && derived == nullptr) return {};
+    *serial++ = derived == nullptr ? 0 : derived->serial();
+  }
+  std::optional<KernelTensors> tensors;
+  const auto values = [&](int operand) { return tensors->operand(operand).to(at::kDouble); };
+  const auto scale = [&] {
+    if (!tensors) tensors.emplace(invocation);
+    const at::Tensor inverse = at::rsqrt(values(call.norm->variance) + call.norm->epsilon);
+    return call.norm->weight < 0 ? inverse : inverse * values(call.norm->weight);
+  };
+  const auto made_of = [](at::Tensor made) {
+    // Infinite ones would make sums over a window NaN.
+    const bool finite = at::isfinite(made).all().item<bool>();
+    const auto bytes = static_cast<int64_t>(made.nbytes());
+    return PackedWeights::Made{finite ? std::move(made) : at::Tensor(), bytes};
+  };
+  const graph::Window& weight = window_of(invocation, call.weight);
+  Folded folded;
+  folded.filter = filters.find_or_make(key, weight.last_byte - weight.first_byte, [&] {
+    std::vector<int64_t> along(static_cast<size_t>(weight.rank), 1);
+    along[0] = -1;
+    const at::Tensor factor = scale().view(along);
+    PackedWeights::Made made = made_of((values(call.weight) * factor).to(at::kFloat));
+    if (made.packed.defined()) {
+      made.packed = packed_filter(call.settings, made.packed, sizes_of(window_of(invocation, call.input)));
+    }
+    return made;
+  });
+  key.form = PackedForm::kFilterBias;
+  const int64_t bytes = call.shape.geometry.outputs * static_cast<int64_t>(sizeof(float));
+  folded.bias = filters.find_or_make(key, bytes, [&] {
+    const at::Tensor factor = scale();
+    at::Tensor shift = values(call.norm->mean) * factor * -1;
+    if (call.norm->bias >= 0) shift = shift + values(call.norm->bias);
+    if (call.bias >= 0) shift = shift + values(call.bias) * factor;
+    return made_of(shift.to(at::kFloat));
+  });
+  return folded;
+}
+
+bool run_with_norm(const graph::Invocation& invocation, const Convolution& call) {
+  PackedWeights* filters = packed_filters(invocation, call);
+  if (filters == nullptr) return false;
+  Isolated isolated;
+  filters->note_use();
+  if (!filters->worth_packing() || !may_pack_more()) return false;
+  constexpr size_t kMost = 8;  // norms that are no more, or a few settings of one filter
+  if (filters->size() > kMost) {
+    binding_of(invocation, call.weight)->derived.reset();
+    filters = packed_filters(invocation, call);
+    filters->note_that_bytes_stay();
+  }
+  const Folded folded = fold(invocation, call, *filters);
+  if (folded.filter == nullptr || folded.bias == nullptr || !folded.filter->defined() || !folded.bias->defined()) {
+    return false;
+  }
+  run_packed(invocation, call, *folded.filter, folded.bias);
+  return true;
 }
 
 bool run_recognized(const graph::Invocation& invocation, Convolution& call) {
@@ -605,9 +828,33 @@ bool run_convolution(const graph::Invocation& invocation) {
   return ours_may_run() && recognize_forward(invocation, call) && run_recognized(invocation, call);
 }
 
+bool run_convolution_norm(const graph::Invocation& invocation) {
+  Convolution call;
+  return ours_may_run() && recognize_forward(invocation, call, true) && run_with_norm(invocation, call);
+}
+
 bool run_convolution_backward(const graph::Invocation& invocation) {
   Convolution call;
   return ours_may_run() && recognize_backward(invocation, call) && run_recognized(invocation, call);
+}
+
+bool norms_may_be_folded() { return ours_may_run() && one_dnn().is_there() && may_pack_more(); }
+
+at::Tensor convolution_norm(const at::Tensor& input, const at::Tensor& filter,
+                            const std::optional<at::Tensor>& filter_bias, at::IntArrayRef stride,
+                            at::IntArrayRef padding, at::IntArrayRef dilation, bool transposed,
+                            at::IntArrayRef output_padding, int64_t groups, const std::optional<at::Tensor>& weight,
+                            const std::optional<at::Tensor>& bias, const at::Tensor& mean, const at::Tensor& variance,
+                            bool, double, double epsilon) {
+  at::Tensor result =
+      at::convolution(input, filter, filter_bias, stride, padding, dilation, transposed, output_padding, groups);
+  std::vector<int64_t> along(static_cast<size_t>(result.dim()), 1);
+  along[1] = -1;
+  at::Tensor scale = at::rsqrt(variance + epsilon);
+  if (weight && weight->defined()) scale = scale * *weight;
+  at::Tensor shift = mean * scale * -1;
+  if (bias && bias->defined()) shift = shift + *bias;
+  return at::addcmul_out(result, shift.view(along), result, scale.view(along));
 }
 
 ConvolutionCounts convolution_counts() {

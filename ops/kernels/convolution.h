@@ -8,15 +8,17 @@
 // with bound addresses do that in advance. A convolution with one pixel of kernel over images with
 // their channels last is a product (linear.h).
 //
-// All are of float32 and neither transposed nor padded with anything but zeros. The product over
-// all images takes one or two dimensions of row-major tensors, without groups; the packed weight
-// two, with groups, in either layout. The stock kernel runs all others, and every convolution with
-// fusion off or config().verify, which compares bits. Results differ from eager's in the last bits:
-// sums are kept in float32 and added in another order.
+// All are of float32 and padded with nothing but zeros. The product over all images takes one or
+// two dimensions of row-major tensors, without groups; the packed weight two or three, with groups,
+// in either layout, and two transposed. The stock kernel runs all others, and every convolution
+// with fusion off or config().verify, which compares bits. Results differ from eager's in the last
+// bits: sums are kept in float32 and added in another order.
 //
 // Thread safety: as any kernel; several threads may run convolutions at once.
 
 #pragma once
+
+#include <ATen/core/Tensor.h>
 
 #include <optional>
 
@@ -29,6 +31,19 @@ namespace hetero::ops {
 // kernel.
 bool run_convolution(const graph::Invocation& invocation);
 bool run_convolution_backward(const graph::Invocation& invocation);
+// hetero::convolution_norm, a convolution and the batch norm behind it, which is folded into a
+// packed filter and a bias: values that are derived of six tensors, and made anew when one of them
+// changes. Where they cannot be kept, convolution_norm() runs, its CPU kernel: the arguments of
+// aten::convolution, and those of aten::native_batch_norm in inference.
+bool run_convolution_norm(const graph::Invocation& invocation);
+at::Tensor convolution_norm(const at::Tensor& input, const at::Tensor& filter,
+                            const std::optional<at::Tensor>& filter_bias, at::IntArrayRef stride,
+                            at::IntArrayRef padding, at::IntArrayRef dilation, bool transposed,
+                            at::IntArrayRef output_padding, int64_t groups, const std::optional<at::Tensor>& weight,
+                            const std::optional<at::Tensor>& bias, const at::Tensor& mean, const at::Tensor& variance,
+                            bool training, double momentum, double epsilon);
+// Whether convolutions with norms may have packed filters at all, as things are configured.
+bool norms_may_be_folded();
 
 // OpTraits::prepare: measure where nothing is known of the shape.
 void prepare_convolution(const graph::Invocation& invocation);

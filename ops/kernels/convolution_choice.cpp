@@ -10,7 +10,7 @@ namespace {
 constexpr const char* kNames[kConvolutionImplementations] = {"stock", "unfolded", "packed"};
 constexpr const char* kLayouts[] = {"rows", "last"};
 constexpr const char* kPacked[] = {"plain", "packed", "untried"};
-constexpr const char* kWorks[] = {"forward", "forward+bias", "backward"};
+constexpr const char* kWorks[] = {"forward", "forward+bias", "backward", "transposed"};
 
 // The geometry's numbers in the order of a line: sizes, kernel, strides, paddings, dilations.
 template <typename Geometry, typename Visit>

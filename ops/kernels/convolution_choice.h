@@ -26,7 +26,7 @@ inline constexpr int kConvolutionImplementations = 3;
 const char* to_string(ConvolutionImplementation implementation);
 
 // The operation of a call.
-enum class ConvolutionWork : uint8_t { kForward, kForwardWithBias, kBackward };
+enum class ConvolutionWork : uint8_t { kForward, kForwardWithBias, kBackward, kTransposed };
 // Which gradients, of a kBackward; bits.
 enum ConvolutionGradient : uint8_t { kOfInput = 1, kOfWeight = 2, kOfBias = 4 };
 

@@ -40,6 +40,18 @@ PackedWeights::~PackedWeights() {
   }
 }
 
+int64_t PackedWeights::next_serial() {
+  static std::atomic<int64_t> last{0};
+  return ++last;
+}
+
+size_t PackedWeights::size() const {
+  size_t count = 0;
+  for (const Entry* entry = first_.load(std::memory_order_acquire); entry != nullptr; entry = entry->next.get())
+    ++count;
+  return count;
+}
+
 PackedWeights* PackedWeights::of_operand(const graph::Invocation& invocation, int operand) {
   graph::Binding* const binding = binding_of(invocation, operand);
   if (binding == nullptr) return nullptr;

@@ -26,7 +26,7 @@ namespace hetero::ops {
 
 inline constexpr int kUsesBeforePacking = 8;
 
-enum class PackedForm : uint8_t { kPanels, kTiles, kBlas, kFilter, kLstmInput, kLstmHidden };
+enum class PackedForm : uint8_t { kPanels, kTiles, kBlas, kFilter, kFilterBias, kLstmInput, kLstmHidden };
 
 // A matrix [n, k] in a storage, and the form it is packed in.
 struct PackedKey {
@@ -35,7 +35,9 @@ struct PackedKey {
   const void* address;
   int64_t n, k, stride;
   bool columns;
-  std::array<int64_t, 8> settings{};  // of a convolution's filter: those that its form depends on
+  // Of a convolution's filter: those that its form depends on, and the serial numbers of what is
+  // folded into it.
+  std::array<int64_t, 22> settings{};
   bool operator==(const PackedKey&) const = default;
 };
 
@@ -54,6 +56,10 @@ class PackedWeights final : public graph::Derived {
   // there is no room for `bytes`. `make` says how many the form takes in the end.
   const at::Tensor* find_or_make(const PackedKey& key, int64_t bytes, backend::FunctionRef<Made()> make);
 
+  // Differs whenever the bytes may differ: for what is derived of several storages.
+  int64_t serial() const { return serial_; }
+  size_t size() const;
+
   // A weight that changes often is never worth packing.
   void note_use() {
     if (!worth_packing()) uses_.fetch_add(1, std::memory_order_relaxed);
@@ -69,7 +75,9 @@ class PackedWeights final : public graph::Derived {
     std::unique_ptr<const Entry> next;  // older
   };
   const Entry* find(const PackedKey& key) const;
+  static int64_t next_serial();
 
+  const int64_t serial_ = next_serial();
   std::atomic<int> uses_{0};                  // since the bytes last changed
   std::mutex mutex_;                          // of who packs
   std::atomic<const Entry*> first_{nullptr};  // what is there neither moves nor changes

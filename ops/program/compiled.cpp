@@ -391,8 +391,7 @@ void CompiledProgram::find_similar(Cut& cut, const Variant& variant) {
   if (options_.plan_each_size) return;
   for (const auto& other : variants_.entries()) {
     if (other.get() == &variant || other->structure != variant.structure) continue;
-    const CachedPlan* const same = other->plans.find(cut.slice, cut.request.similar);
-    if (same != nullptr) cut.request.similar = same;
+    cut.request.similar = other->plans.find_similar(cut.slice);
     if (cut.request.similar != nullptr) return;
   }
 }
@@ -425,6 +424,7 @@ std::optional<std::vector<c10::IValue>> CompiledProgram::run(std::vector<c10::IV
   cut.slice.default_dtype = variant->default_dtype;
   cut.slice.notes = variant->notes;
   cut.request.own_plans = &variant->plans;
+  cut.request.own_windows = &windows_;
   if (options_.search_longer) cut.request.effort = kLongSearch;
   cut.request.version = 1;
   std::optional<RunScope> running(std::in_place, cut.slice);

@@ -51,13 +51,6 @@ Tensors read_tensors(Decoder& decoder, int count) {
   return tensors;
 }
 
-void skip_list(Decoder& decoder) {
-  const Tag tag = decoder.next();
-  for (auto left = decoder.get<uint32_t>(); left > 0; --left) {
-    (void)(tag == Tag::kSizes ? decoder.get_size<int64_t>() : decoder.get<int64_t>());
-  }
-}
-
 class Folder {
  public:
   explicit Folder(graph::SavedProgram& program) : program_(program), graph_(program.graph) {}
@@ -70,7 +63,7 @@ class Folder {
     // a name: what it becomes elsewhere
     const graph::OpId addcmul = graph::op_table().resolve("aten::addcmul");
     if (norm == graph::kNoOp || addcmul == graph::kNoOp) return 0;
-    find_uses();
+    uses_ = graph::find_uses(graph_);
     gone_.assign(graph_.nodes.size(), 0);
     size_t changed = 0;
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
@@ -85,26 +78,8 @@ class Folder {
   }
 
  private:
-  struct Uses {
-    size_t reads = 0;
-    size_t writes = 0;
-    size_t first_write = 0;  // a node
-  };
-
   const Operand& operand(const Node& node, int i) const { return graph_.operands[node.first_operand + i]; }
   const graph::Window& window_of(const Operand& operand) const { return program_.windows[operand.window]; }
-
-  void find_uses() {
-    uses_.assign(graph_.buffers.size(), Uses());
-    for (size_t n = 0; n < graph_.nodes.size(); ++n) {
-      for (int i = 0; i < graph_.nodes[n].operand_count; ++i) {
-        const Operand& it = operand(graph_.nodes[n], i);
-        Uses& uses = uses_[it.buffer];
-        uses.reads += it.reads() ? 1 : 0;
-        if (it.writes() && uses.writes++ == 0) uses.first_write = n;
-      }
-    }
-  }
 
   // The value of a weight that nothing writes; undefined for another operand.
   at::Tensor constant(const Node& node, int i) const {
@@ -131,7 +106,7 @@ class Folder {
   // The convolution whose whole result the norm reads, and nothing else does; null for none.
   Node* convolution_before(const Node& norm, graph::OpId convolution) {
     const Operand& input = operand(norm, 0);
-    const Uses& uses = uses_[input.buffer];
+    const graph::BufferUses& uses = uses_[input.buffer];
     if (!is_temporary(input.buffer) || uses.reads != 1 || uses.writes != 1 || input.bits != 0) return nullptr;
     Node& before = graph_.nodes[uses.first_write];
     if (before.op != convolution || before.output_count != 1) return nullptr;
@@ -186,7 +161,7 @@ class Folder {
     Decoder decoder(graph_.attributes.data() + before->attribute_offset, before->attribute_bytes);
     const Tensors tensors = read_tensors(decoder, 3);
     if (!tensors.complete || tensors.operand[0] != 0 || tensors.operand[1] != 1) return false;
-    for (int i = 0; i < 3; ++i) skip_list(decoder);
+    for (int i = 0; i < 3; ++i) decoder.skip_list();
     if (decoder.next() != Tag::kBoolean || decoder.get<uint8_t>() != 0) return false;  // transposed
     const at::Tensor weight = constant(*before, 1);
     const bool has_bias = tensors.operand[2] >= 0;
@@ -276,8 +251,8 @@ class Folder {
 
   graph::SavedProgram& program_;
   graph::Graph& graph_;
-  std::vector<Uses> uses_;     // per buffer
-  std::vector<uint8_t> gone_;  // per node
+  std::vector<graph::BufferUses> uses_;  // per buffer
+  std::vector<uint8_t> gone_;            // per node
   size_t numbered_ = 0;
 };
 

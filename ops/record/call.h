@@ -220,6 +220,13 @@ class Decoder {
     values_ += sizeof(T);
     return value;
   }
+  // A list of integers or sizes.
+  void skip_list() {
+    const Tag tag = next();
+    for (auto left = get<uint32_t>(); left > 0; --left) {
+      (void)(tag == Tag::kSizes ? get_size<int64_t>() : get<int64_t>());
+    }
+  }
   double real(Tag tag) { return tag == Tag::kShapeReal ? get_size<double>() : get_value<double>(); }
   // An integer, whichever way it was written.
   int64_t integer(Tag tag) { return tag == Tag::kSize ? get_size<int64_t>() : get<int64_t>(); }

@@ -138,7 +138,8 @@ size_t PlanSet::total_bytes_ = 0;
 
 size_t CachedPlan::bytes() const {
   return sizeof(CachedPlan) + bytes_of(selection) + bytes_of(bound) + bytes_of(graph.buffers) + bytes_of(graph.nodes) +
-         bytes_of(graph.operands) + bytes_of(graph.attributes) + bytes_of(values) + bytes_of(plan.live) +
+         bytes_of(graph.operands) + bytes_of(graph.attributes) + bytes_of(recorded.nodes) +
+         bytes_of(recorded.operands) + bytes_of(recorded.attributes) + bytes_of(values) + bytes_of(plan.live) +
          bytes_of(plan.placements) + bytes_of(plan.residences) + bytes_of(plan.program) + bytes_of(plan.valid_after) +
          bytes_of(plan.notes.placed) + bytes_of(plan.notes.written) + group_bytes(plan) + batch_bytes(plan);
 }
@@ -153,6 +154,12 @@ CachedPlan* PlanSet::find(const TraceSlice& slice, const CachedPlan*& similar) {
     const Fit how = fit(plan, slice);
     if (how == Fit::kSimilar && similar == nullptr) similar = &plan;
     return how == Fit::kExact;
+  });
+}
+
+const CachedPlan* PlanSet::find_similar(const TraceSlice& slice) {
+  return plans_.find([&](const CachedPlan& plan) {
+    return plan.graph.nodes.size() == slice.graph.nodes.size() && fit_of_buffers(plan, slice) != Fit::kNone;
   });
 }
 
@@ -180,6 +187,7 @@ void PlanSet::learn_needs_all(std::span<const graph::BufferId> buffers, bool rea
 void CachedPlan::keep(const TraceSlice& slice, const PlanRequest& request) {
   selection = slice.selection;
   graph = slice.graph;
+  recorded = slice.recorded;
   values.assign(request.values.data(), request.values.data() + request.values.size());
   version = request.version;
   bound.resize(slice.bindings.size());

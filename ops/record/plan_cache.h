@@ -37,6 +37,7 @@ struct TraceSlice;
 // What a plan depends on beside its graph.
 struct PlanSettings {
   bool fusion = false;
+  bool rewrites = false;  // rewrite_slice.h
   bool jit = false;
   int threads = 0;  // eager's own, whose loops decide which calls fuse to the same bits
   const void* accelerator = nullptr;
@@ -114,6 +115,7 @@ struct CachedPlan {
   std::vector<uint8_t> bound;      // per buffer: it has a binding
   uint64_t largest_bound = 0;      // bytes of the largest that has one
   graph::Graph graph;              // what was planned
+  graph::Graph recorded;           // what it was made of, as TraceSlice::recorded
   std::vector<std::byte> values;   // of all nodes of a whole trace
   // The trace's path is the graph's as long as none of its nodes has a later version; 0: never.
   uint64_t version = 0;
@@ -149,6 +151,8 @@ class PlanSet {
   // The plan that fits the slice exactly; else null, and `similar` is one that fits but for sizes,
   // or null.
   CachedPlan* find(const TraceSlice& slice, const CachedPlan*& similar);
+  // One that may fit but for sizes, as far as buffers and the number of nodes say; null for none.
+  const CachedPlan* find_similar(const TraceSlice& slice);
   // The plan of the whole trace, if it is known to fit without looking at the graph: no node of the
   // path has a later version than `version`.
   CachedPlan* find_unchanged(const TraceSlice& slice, uint64_t version);

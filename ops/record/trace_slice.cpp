@@ -4,6 +4,7 @@ namespace hetero::ops {
 
 void TraceSlice::clear() {
   graph.clear();
+  recorded.clear();
   selection.clear();
   holds.clear();
   bindings.clear();
@@ -18,6 +19,7 @@ void PlanRequest::clear() {
   end = nullptr;
   own_plans = nullptr;
   similar = nullptr;
+  own_windows = nullptr;
   effort = 1;
 }
 

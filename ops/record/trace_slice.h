@@ -31,6 +31,8 @@ class TrieNode;
 struct TraceSlice {
   // Without its nodes where a kept plan stands for them (PlanRequest::kept).
   graph::Graph graph;
+  // What was recorded, without buffers, where the graph is another one now (rewrite_slice.h).
+  graph::Graph recorded;
   std::vector<uint8_t> selection;         // per node of the trace: it is in the slice; empty: all
   std::vector<StorageHold> holds;         // per buffer
   std::vector<graph::Binding*> bindings;  // per buffer; null for temporaries
@@ -56,6 +58,7 @@ struct PlanRequest {
   // none yet, one for other sizes.
   PlanSet* own_plans = nullptr;
   const CachedPlan* similar = nullptr;
+  graph::WindowTable* own_windows = nullptr;
   int effort = 1;  // of planning, see graph::PlanOptions
 
   void clear();

@@ -10,6 +10,7 @@
 #include "backend/fused/call.h"
 #include "backend/registry/registry.h"
 #include "graph/cost/simulate.h"
+#include "graph/ir/compare.h"
 #include "graph/plan/pipeline.h"
 #include "graph/plan/resize.h"
 #include "ops/memory/storage_memory.h"
@@ -17,6 +18,7 @@
 #include "ops/run/cost_history.h"
 #include "ops/run/placement_rules.h"
 #include "ops/run/plan_options.h"
+#include "ops/run/rewrite_slice.h"
 #include "ops/settings/config.h"
 #include "ops/settings/counters.h"
 #include "ops/settings/fusion_counts.h"
@@ -66,6 +68,26 @@ bool still_fits(const CachedPlan& kept, const TraceSlice& slice) {
   return room_for(slice) >= kept.accelerator_need;
 }
 
+// The slice as it was recorded, when it has the plan's numbers.
+void restore(TraceSlice& slice, const CachedPlan& kept, const PlanRequest& request) {
+  slice.graph = kept.graph;
+  if (kept.recorded.nodes.empty()) return;
+  slice.graph.nodes = kept.recorded.nodes;
+  slice.graph.operands = kept.recorded.operands;
+  slice.graph.attributes = kept.recorded.attributes;
+  std::vector<uint8_t> changed;
+  put_numbers({request.values.data(), request.values.size()}, slice.graph, changed);
+}
+
+// Whether the plan's program is this one but for sizes. It is where both were recorded so, unless
+// one was made another one.
+bool same_but_sizes(const CachedPlan& known, const TraceSlice& slice) {
+  using Kind = graph::Difference::Kind;
+  if (known.recorded.nodes.empty() && slice.recorded.nodes.empty()) return true;
+  const Kind found = graph::compare(known.graph, slice.graph, &graph::same_kind, nullptr).kind;
+  return found == Kind::kNone || found == Kind::kBuffers;
+}
+
 }  // namespace
 
 PlannedSlice PlanChoice::plan(TraceSlice& slice, PlanRequest& request) {
@@ -81,6 +103,7 @@ PlannedSlice PlanChoice::choose(TraceSlice& slice, PlanRequest& request) {
   }
   if (known_ == nullptr || ++known_->sightings == 1) return {&slice.graph, &plan_once(slice), nullptr};
 
+  if (settings_.rewrites) rewrite_slice(slice, request.own_windows);
   const CachedPlan* similar;
   bool reconsidered = false;
   if (CachedPlan* const exact = known_->find(slice, similar)) {
@@ -91,7 +114,7 @@ PlannedSlice PlanChoice::choose(TraceSlice& slice, PlanRequest& request) {
   } else if (similar == nullptr) {
     similar = request.similar;
   }
-  if (similar != nullptr && is_resizable(*similar)) {
+  if (similar != nullptr && is_resizable(*similar) && same_but_sizes(*similar, slice)) {
     find_room(slice);
     if (CachedPlan* const resized = resize(slice, request, *similar)) {
       return {&slice.graph, &resized->plan, options_.machine.has_accelerator() ? resized : nullptr};
@@ -117,7 +140,10 @@ void PlanChoice::configure(const PlanRequest& request, int threads) {
   candidates_.clear();
   alone_ = IsolatedProfiling();
   known_ = plans_for(request);
-  settings_ = {.fusion = options_.fusion, .jit = config().jit.load(std::memory_order_relaxed), .threads = threads};
+  settings_ = {.fusion = options_.fusion,
+               .rewrites = last_bits_may_vary() && !options_.machine.has_accelerator(),
+               .jit = config().jit.load(std::memory_order_relaxed),
+               .threads = threads};
   if (!options_.machine.has_accelerator()) return;
   options_.candidates = &candidates_;
   settings_.accelerator = backend::accelerator();
@@ -199,7 +225,7 @@ CachedPlan* PlanChoice::reuse_kept(TraceSlice& slice, PlanRequest& request) {
     count(counters().plans_replayed);
     return &kept;
   }
-  slice.graph = kept.graph;
+  restore(slice, kept, request);
   known_->drop(std::exchange(request.kept, nullptr));
   return nullptr;
 }

@@ -135,6 +135,20 @@ const Case kPackedCases[] = {
     {.input = {1, 16, 10, 10}, .weight = {16, 1, 3, 3}, .stride = {2, 2}, .padding = {1, 1}, .groups = 16},
     {.input = {3, 8, 6, 6}, .weight = {12, 2, 5, 3}, .padding = {2, 1}, .dilation = {1, 2}, .groups = 4},
     {.input = {2, 3, 20, 20}, .weight = {8, 3, 7, 7}, .stride = {2, 2}, .padding = {3, 3}},
+    {.input = {2, 4, 5, 6, 7},
+     .weight = {6, 4, 3, 1, 3},
+     .stride = {1, 2, 1},
+     .padding = {1, 0, 2},
+     .dilation = {2, 1, 1}},
+    {.input = {1, 4, 3, 6, 6},
+     .weight = {8, 2, 1, 3, 3},
+     .stride = {1, 1, 1},
+     .padding = {0, 1, 1},
+     .dilation = {1, 1, 1},
+     .groups = 2},
+    {.input = {2, 8, 5, 6}, .weight = {8, 6, 2, 2}, .stride = {2, 2}, .transposed = true},
+    {.input = {1, 6, 7, 5}, .weight = {6, 4, 3, 3}, .stride = {1, 2}, .padding = {1, 1}, .transposed = true},
+    {.input = {2, 6, 4, 4}, .weight = {6, 3, 3, 2}, .dilation = {2, 1}, .transposed = true, .groups = 2},
 };
 
 TEST_F(ConvolutionTest, KeepsAPackedWeightUntilItChanges) {
@@ -143,8 +157,11 @@ TEST_F(ConvolutionTest, KeepsAPackedWeightUntilItChanges) {
   for (const Case& c : kPackedCases) {
     for (const bool last : {false, true}) {
       SCOPED_TRACE(c10::str(c.input, " ", c.weight, last ? " last" : ""));
-      const auto format = last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
-      const at::Tensor x = numbers(c.input, 1).contiguous(format), bias = numbers({c.weight[0]}, 3);
+      const auto format = !last                ? at::MemoryFormat::Contiguous
+                          : c.input.size() < 5 ? at::MemoryFormat::ChannelsLast
+                                               : at::MemoryFormat::ChannelsLast3d;
+      const at::Tensor x = numbers(c.input, 1).contiguous(format);
+      const at::Tensor bias = numbers({c.transposed ? c.weight[1] * c.groups : c.weight[0]}, 3);
       at::Tensor w = numbers(c.weight, 2);
       const at::Tensor x_there = settled(on_device(x)), w_there = settled(on_device(w)),
                        bias_there = settled(on_device(bias));

@@ -109,6 +109,8 @@ CPU_ALONE = {
     "test_growth.py": "tensors grow in place without an accelerator only",
     "test_packed_lstm.py": "counts layers of the CPU that keep packed weights",
     "test_images.py::test_convolutions_have_packed": "counts convolutions of the CPU that keep packed weights",
+    "test_convolutions.py::test_norms_are_folded": "counts convolutions of the CPU that keep packed weights",
+    "test_convolutions.py::test_images_with_a_depth": "counts convolutions of the CPU that keep packed weights",
     "test_lazy.py::test_sizes_that_come_back": "plans are made anew while costs are learned",
     "test_losses.py": "counts groups that are fused for the CPU",
     "test_memory.py": "counts the bytes of the host's allocator, peaks and reuse included",
