@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "ops/record/windows.h"
+#include "ops/settings/parallel.h"
 
 namespace hetero::ops {
 
@@ -22,6 +23,7 @@ constinit thread_local Call* thread_call = nullptr;
 [[gnu::noinline]] Call& new_call() {
   // Leaked with its thread: tensors may be recorded while a thread ends.
   thread_call = new Call;
+  backward_stays_here();
   return *thread_call;
 }
 

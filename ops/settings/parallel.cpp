@@ -1,6 +1,7 @@
 #include "ops/settings/parallel.h"
 
 #include <ATen/Parallel.h>
+#include <c10/core/AutogradState.h>
 #include <dlfcn.h>
 
 #include <atomic>
@@ -51,8 +52,11 @@ void connect_thread_pool() {
 }
 
 KernelScope::~KernelScope() {
-  if (torch::autograd::get_current_graph_task_id() != -1) release_openmp_pool();
+  const bool own_thread = c10::AutogradState::get_tls_state().get_multithreading_enabled();
+  if (own_thread && torch::autograd::get_current_graph_task_id() != -1) release_openmp_pool();
 }
+
+void backward_stays_here() { c10::AutogradState::get_tls_state().set_multithreading_enabled(false); }
 
 void use_threads_here(int threads) {
   // Asking also lets ATen set the thread's count for the first time.

@@ -18,10 +18,16 @@ void follow_thread_count();
 // at::set_num_threads() was told. Costs nothing if nothing changes.
 void use_threads_here(int threads);
 
-// Autograd runs an accelerator's backward pass on a thread of its own, which records. A kernel may
-// have to run there (a first sight, a call that cannot be recorded). OpenMP then makes a second
-// pool of threads, which the thread would keep. With more threads than processors, OpenMP puts all
-// pools to sleep between parallel regions. So the pool is released when the scope ends.
+// Autograd would run the device's backward passes on a thread of its own. It would have a second
+// pool of OpenMP threads, whose threads and the first pool's take the cores from each other, and it
+// would sum gradients in another order than the CPU's. From now on, those that the calling thread
+// begins run on it, as the CPU's do: torch.autograd.set_multithreading_enabled(False). Where the
+// program enables it again, that holds.
+void backward_stays_here();
+
+// If the program has backward passes run on a thread of autograd's, a kernel may have to run there.
+// The thread would keep its pool, and with more threads than processors, OpenMP puts all pools to
+// sleep between parallel regions. So the pool is released when the scope ends.
 class KernelScope {
  public:
   KernelScope() = default;

@@ -1,0 +1,49 @@
+"""Backward passes run on the thread that calls them, unless the program says otherwise."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+
+def threads_of_a_backward_pass() -> tuple[int, int]:
+    """The thread of a hook in it, and the one that called it."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).to("hetero")
+    seen: list[int] = []
+    hidden = model[0](torch.randn(3, 4).to("hetero"))
+    hidden.register_hook(lambda _: seen.append(threading.get_ident()))
+    model[2](model[1](hidden)).sum().backward()
+    assert model[0].weight.grad.cpu().isfinite().all()
+    return seen[0], threading.get_ident()
+
+
+def in_thread(call: Callable[[], object]) -> list[object]:
+    results: list[object] = []
+    thread = threading.Thread(target=lambda: results.append(call()))
+    thread.start()
+    thread.join()
+    return results
+
+
+def test_it_runs_where_it_is_called() -> None:
+    ran, called = threads_of_a_backward_pass()
+    assert ran == called
+    assert not torch.autograd.is_multithreading_enabled()
+    [(ran, called)] = in_thread(threads_of_a_backward_pass)
+    assert ran == called
+
+
+def test_threads_that_never_used_the_device_are_left_alone() -> None:
+    assert in_thread(torch.autograd.is_multithreading_enabled) == [True]
+
+
+def test_a_program_may_have_it_run_elsewhere() -> None:
+    torch.zeros(1, device="hetero").add(1)
+    with torch.autograd.set_multithreading_enabled(True):
+        ran, called = threads_of_a_backward_pass()
+    assert ran != called
+    ran, called = threads_of_a_backward_pass()
+    assert ran == called
