@@ -686,12 +686,14 @@ struct Folded {
 
 Folded fold(const graph::Invocation& invocation, const Convolution& call, PackedWeights& filters) {
   PackedKey key = key_of(invocation, call);
-  auto serial = key.settings.end() - 6;
-  *serial++ = std::bit_cast<int64_t>(call.norm->epsilon);
+  auto place = key.settings.end() - 6;
+  *place++ = std::bit_cast<int64_t>(call.norm->epsilon);
+  size_t i = 0;
   for (const int operand : {call.bias, call.norm->weight, call.norm->bias, call.norm->mean, call.norm->variance}) {
     PackedWeights* const derived = operand < 0 ? nullptr : PackedWeights::of_operand(invocation, operand);
     if (operand >= 0 && derived == nullptr) return {};
-    *serial++ = derived == nullptr ? 0 : derived->serial();
+    *place++ = reinterpret_cast<intptr_t>(read(invocation, operand));
+    key.serials[i++] = derived == nullptr ? 0 : derived->serial();
   }
   std::optional<KernelTensors> tensors;
   const auto values = [&](int operand) { return tensors->operand(operand).to(at::kDouble); };
@@ -708,6 +710,7 @@ Folded fold(const graph::Invocation& invocation, const Convolution& call, Packed
   };
   const graph::Window& weight = window_of(invocation, call.weight);
   Folded folded;
+  if (!filters.has(key)) filters.drop_outdated(key);
   folded.filter = filters.find_or_make(key, weight.last_byte - weight.first_byte, [&] {
     std::vector<int64_t> along(static_cast<size_t>(weight.rank), 1);
     along[0] = -1;
@@ -719,6 +722,7 @@ Folded fold(const graph::Invocation& invocation, const Convolution& call, Packed
     return made;
   });
   key.form = PackedForm::kFilterBias;
+  if (!filters.has(key)) filters.drop_outdated(key);
   const int64_t bytes = call.shape.geometry.outputs * static_cast<int64_t>(sizeof(float));
   folded.bias = filters.find_or_make(key, bytes, [&] {
     const at::Tensor factor = scale();
@@ -731,21 +735,18 @@ Folded fold(const graph::Invocation& invocation, const Convolution& call, Packed
 }
 
 bool run_with_norm(const graph::Invocation& invocation, const Convolution& call) {
-  PackedWeights* filters = packed_filters(invocation, call);
+  PackedWeights* const filters = packed_filters(invocation, call);
   if (filters == nullptr) return false;
   Isolated isolated;
   filters->note_use();
   if (!filters->worth_packing() || !may_pack_more()) return false;
-  constexpr size_t kMost = 8;  // norms that are no more, or a few settings of one filter
-  if (filters->size() > kMost) {
-    binding_of(invocation, call.weight)->derived.reset();
-    filters = packed_filters(invocation, call);
-    filters->note_that_bytes_stay();
-  }
   const Folded folded = fold(invocation, call, *filters);
-  if (folded.filter == nullptr || folded.bias == nullptr || !folded.filter->defined() || !folded.bias->defined()) {
+  if (folded.filter == nullptr || folded.bias == nullptr) {
+    // No room. Some may be taken by norms that are no more.
+    if (!filters->empty()) binding_of(invocation, call.weight)->derived.reset();
     return false;
   }
+  if (!folded.filter->defined() || !folded.bias->defined()) return false;
   run_packed(invocation, call, *folded.filter, folded.bias);
   return true;
 }

@@ -34,7 +34,7 @@ class Room {
 }  // namespace
 
 PackedWeights::~PackedWeights() {
-  const std::unique_ptr<const Entry> entries(first_.load());
+  const std::unique_ptr<Entry> entries(first_.load());
   for (const Entry* entry = entries.get(); entry != nullptr; entry = entry->next.get()) {
     packed_bytes -= entry->made.bytes;
   }
@@ -45,11 +45,23 @@ int64_t PackedWeights::next_serial() {
   return ++last;
 }
 
-size_t PackedWeights::size() const {
-  size_t count = 0;
-  for (const Entry* entry = first_.load(std::memory_order_acquire); entry != nullptr; entry = entry->next.get())
-    ++count;
-  return count;
+void PackedWeights::drop_outdated(const PackedKey& key) {
+  const std::lock_guard lock(mutex_);
+  std::unique_ptr<Entry> left(first_.exchange(nullptr)), kept;
+  std::unique_ptr<Entry>* end = &kept;
+  while (left != nullptr) {
+    std::unique_ptr<Entry> entry = std::exchange(left, nullptr);
+    left = std::move(entry->next);
+    PackedKey now = entry->key;
+    now.serials = key.serials;
+    if (now == key && entry->key != key) {
+      packed_bytes -= entry->made.bytes;
+      continue;
+    }
+    *end = std::move(entry);
+    end = &(*end)->next;
+  }
+  first_.store(kept.release(), std::memory_order_release);
 }
 
 PackedWeights* PackedWeights::of_operand(const graph::Invocation& invocation, int operand) {

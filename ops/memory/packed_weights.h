@@ -35,9 +35,10 @@ struct PackedKey {
   const void* address;
   int64_t n, k, stride;
   bool columns;
-  // Of a convolution's filter: those that its form depends on, and the serial numbers of what is
-  // folded into it.
-  std::array<int64_t, 22> settings{};
+  // Of a convolution's filter: those that its form depends on, and where what is folded into it is.
+  std::array<int64_t, 18> settings{};
+  // Of what is folded into it: PackedWeights::serial().
+  std::array<int64_t, 5> serials{};
   bool operator==(const PackedKey&) const = default;
 };
 
@@ -58,7 +59,10 @@ class PackedWeights final : public graph::Derived {
 
   // Differs whenever the bytes may differ: for what is derived of several storages.
   int64_t serial() const { return serial_; }
-  size_t size() const;
+  bool empty() const { return first_.load(std::memory_order_relaxed) == nullptr; }
+  bool has(const PackedKey& key) const { return find(key) != nullptr; }
+  // Drops what differs from the key in serial numbers only. REQUIRES: nobody else uses these.
+  void drop_outdated(const PackedKey& key);
 
   // A weight that changes often is never worth packing.
   void note_use() {
@@ -72,15 +76,15 @@ class PackedWeights final : public graph::Derived {
   struct Entry {
     PackedKey key;
     Made made;
-    std::unique_ptr<const Entry> next;  // older
+    std::unique_ptr<Entry> next;  // older
   };
   const Entry* find(const PackedKey& key) const;
   static int64_t next_serial();
 
   const int64_t serial_ = next_serial();
-  std::atomic<int> uses_{0};                  // since the bytes last changed
-  std::mutex mutex_;                          // of who packs
-  std::atomic<const Entry*> first_{nullptr};  // what is there neither moves nor changes
+  std::atomic<int> uses_{0};            // since the bytes last changed
+  std::mutex mutex_;                    // of who packs
+  std::atomic<Entry*> first_{nullptr};  // what is there neither moves nor changes
 };
 
 // Null where there is none.

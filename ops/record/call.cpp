@@ -23,7 +23,6 @@ constinit thread_local Call* thread_call = nullptr;
 [[gnu::noinline]] Call& new_call() {
   // Leaked with its thread: tensors may be recorded while a thread ends.
   thread_call = new Call;
-  backward_stays_here();
   return *thread_call;
 }
 
@@ -50,6 +49,7 @@ const std::shared_ptr<c10::SafePyObject>& mark_of(graph::Preference preference) 
 }  // namespace
 
 Call& scratch_call() {
+  keep_backward_here();
   Call* call = thread_call;
   if (call == nullptr) [[unlikely]]
     call = &new_call();

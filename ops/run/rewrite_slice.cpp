@@ -10,9 +10,11 @@
 #include "graph/optimize/channels_last.h"
 #include "graph/optimize/rewrite.h"
 #include "ops/kernels/convolution.h"
+#include "ops/memory/packed_weights.h"
 #include "ops/record/call.h"
 #include "ops/record/recorder.h"
 #include "ops/record/windows.h"
+#include "ops/settings/config.h"
 
 namespace hetero::ops {
 namespace {
@@ -55,6 +57,7 @@ class NormFolder {
       const std::optional<size_t> before = convolution_before(n, convolution);
       if (!before || !may_be_packed(graph_.nodes[*before]) || !stays(*before, n)) continue;
       if (!keeps_weights(graph_.nodes[*before]) || !keeps_weights(graph_.nodes[n])) continue;
+      if (!has_room(graph_.nodes[*before])) continue;
       join(*before, n, both);
       changed = true;
     }
@@ -151,6 +154,18 @@ class NormFolder {
     return operand(node, 0).bits == 0 && is_float(window_of(operand(node, 0)));
   }
 
+  // Whether the filter is packed, or there is room for it beside those that will be.
+  bool has_room(const Node& convolution) {
+    const Operand& filter = operand(convolution, 1);
+    const auto* const packed = dynamic_cast<const PackedWeights*>(slice_.bindings[filter.buffer]->derived.get());
+    if (packed != nullptr && !packed->empty()) return true;
+    const graph::Window& window = window_of(filter);
+    const int64_t bytes = promised_ + window.last_byte - window.first_byte;
+    if (packed_weight_bytes() + bytes > config().packed_bytes.load(std::memory_order_relaxed)) return false;
+    promised_ = bytes;
+    return true;
+  }
+
   // The norm's node computes both from now on.
   void join(size_t convolution, size_t norm, graph::OpId both) {
     Node& node = graph_.nodes[norm];
@@ -182,6 +197,7 @@ class NormFolder {
   TraceSlice& slice_;
   graph::Graph& graph_;
   std::vector<graph::BufferUses> uses_;  // per buffer
+  int64_t promised_ = 0;                 // bytes of filters that are not packed yet
 };
 
 bool lay_out(TraceSlice& slice, graph::WindowTable& windows) {

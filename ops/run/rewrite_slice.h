@@ -6,8 +6,9 @@
 //   layouts     graph::use_channels_last
 //
 // Both change last bits, so the caller does it only where results may differ in them, and not for
-// machines with an accelerator, whose kernels were not measured on such programs. What is done
-// depends on the slice alone: equal slices become equal programs.
+// machines with an accelerator, whose kernels were not measured on such programs. Norms are not
+// folded into weights that others may write unseen, nor where config().packed_bytes has no room for
+// them. If that changes later, values stay right, and kept plans stay what they are.
 //
 // Thread safety: the executor lock.
 

@@ -56,7 +56,13 @@ KernelScope::~KernelScope() {
   if (own_thread && torch::autograd::get_current_graph_task_id() != -1) release_openmp_pool();
 }
 
-void backward_stays_here() { c10::AutogradState::get_tls_state().set_multithreading_enabled(false); }
+void try_to_keep_backward_here() {
+  c10::AutogradState& state = c10::AutogradState::get_tls_state();
+  // In a backward pass it is for who began that.
+  if (state.get_inference_mode() || torch::autograd::get_current_graph_task_id() != -1) return;
+  state.set_multithreading_enabled(false);
+  backward_is_here = true;
+}
 
 void use_threads_here(int threads) {
   // Asking also lets ATen set the thread's count for the first time.

@@ -22,8 +22,14 @@ void use_threads_here(int threads);
 // pool of OpenMP threads, whose threads and the first pool's take the cores from each other, and it
 // would sum gradients in another order than the CPU's. From now on, those that the calling thread
 // begins run on it, as the CPU's do: torch.autograd.set_multithreading_enabled(False). Where the
-// program enables it again, that holds.
-void backward_stays_here();
+// program enables it again, that holds. Said once on each thread, as soon as the setting would
+// stay: torch.inference_mode() brings back what was before.
+inline constinit thread_local bool backward_is_here = false;
+void try_to_keep_backward_here();
+inline void keep_backward_here() {
+  if (!backward_is_here) [[unlikely]]
+    try_to_keep_backward_here();
+}
 
 // If the program has backward passes run on a thread of autograd's, a kernel may have to run there.
 // The thread would keep its pool, and with more threads than processors, OpenMP puts all pools to

@@ -40,6 +40,16 @@ def test_threads_that_never_used_the_device_are_left_alone() -> None:
     assert in_thread(torch.autograd.is_multithreading_enabled) == [True]
 
 
+def test_inference_before_it_does_not_matter() -> None:
+    def infer_then_train() -> tuple[int, int]:
+        with torch.inference_mode():
+            (torch.ones(4, device="hetero") + 1).cpu()
+        return threads_of_a_backward_pass()
+
+    [(ran, called)] = in_thread(infer_then_train)
+    assert ran == called
+
+
 def test_a_program_may_have_it_run_elsewhere() -> None:
     torch.zeros(1, device="hetero").add(1)
     with torch.autograd.set_multithreading_enabled(True):

@@ -82,6 +82,52 @@ def test_a_change_of_any_of_the_six_tensors_is_seen(name: str) -> None:
 
 
 @torch.no_grad()
+def test_statistics_and_biases_that_are_parts_of_one_tensor_are_told_apart() -> None:
+    weight = torch.randn(8, 3, 3, 3)
+    tensors = [torch.randn(3, 8) for _ in range(4)] + [torch.rand(3, 8) + 0.5]
+    x = torch.randn(1, 3, 16, 16)
+
+    def norm(domain: int, x: torch.Tensor, weight: torch.Tensor, tensors: list[torch.Tensor]) -> torch.Tensor:
+        shift, scale, bias, mean, variance = (tensor[domain] for tensor in tensors)
+        y = torch.nn.functional.conv2d(x, weight, shift, padding=1)
+        return torch.nn.functional.batch_norm(y, mean, variance, scale, bias, False)
+
+    there = [tensor.to("hetero") for tensor in tensors]
+    weight_there, x_there = weight.to("hetero"), x.to("hetero")
+    for domain in (0, 1, 0, 2, 1):
+        for _ in range(OFTEN):
+            actual = norm(domain, x_there, weight_there, there).cpu()
+            torch.testing.assert_close(actual, norm(domain, x, weight, tensors), rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_norms_that_change_take_no_more_memory() -> None:
+    model = with_statistics(nn.Sequential(nn.Conv2d(256, 512, 3, padding=1), nn.BatchNorm2d(512)))
+    there, x = lazily(model), torch.randn(1, 256, 2, 2).to("hetero")
+    settled(there, x)
+    changes = torch.hetero.config.packed_bytes // model[0].weight.nbytes + 2
+    for _ in range(changes):
+        there[1].running_mean.add_(0.1)
+        there(x).cpu()
+    assert ran(lambda: there(x).cpu()).get(PACKED) == 1
+
+
+@torch.no_grad()
+def test_one_filter_may_have_several_norms() -> None:
+    convolution = nn.Conv2d(3, 8, 3)
+    norms = nn.ModuleList(with_statistics(nn.BatchNorm2d(8)) for _ in range(12))
+    for index, norm in enumerate(norms):
+        norm.running_mean += index
+    there, norms_there = lazily(convolution), lazily(norms)
+    x = torch.randn(1, 3, 16, 16)
+    for _ in range(OFTEN):
+        for norm, norm_there in zip(norms, norms_there, strict=True):
+            close(norm_there(there(x.to("hetero"))).cpu(), nn.Sequential(convolution, norm), x)
+    kernels = ran(lambda: [norm(there(x.to("hetero"))).cpu() for norm in norms_there])
+    assert kernels.get(PACKED) == len(norms)
+
+
+@torch.no_grad()
 def test_training_between_inferences_is_seen() -> None:
     model = with_statistics(block())
     there, x = lazily(model), torch.randn(4, 3, 16, 16)
