@@ -739,7 +739,9 @@ bool run_with_norm(const graph::Invocation& invocation, const Convolution& call)
   if (filters == nullptr) return false;
   Isolated isolated;
   filters->note_use();
-  if (!filters->worth_packing() || !may_pack_more()) return false;
+  // Earlier than other weights: without, it is two passes.
+  constexpr int kUses = 2;
+  if (!filters->was_used(kUses) || !may_pack_more()) return false;
   const Folded folded = fold(invocation, call, *filters);
   if (folded.filter == nullptr || folded.bias == nullptr) {
     // No room. Some may be taken by norms that are no more.

@@ -70,7 +70,8 @@ class PackedWeights final : public graph::Derived {
   }
   void note_that_bytes_stay() { uses_ = kUsesBeforePacking; }
   void forget_uses() { uses_ = 0; }
-  bool worth_packing() const { return uses_.load(std::memory_order_relaxed) >= kUsesBeforePacking; }
+  bool was_used(int times) const { return uses_.load(std::memory_order_relaxed) >= times; }
+  bool worth_packing() const { return was_used(kUsesBeforePacking); }
 
  private:
   struct Entry {
