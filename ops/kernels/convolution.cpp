@@ -696,11 +696,13 @@ Folded fold(const graph::Invocation& invocation, const Convolution& call, Packed
     key.serials[i++] = derived == nullptr ? 0 : derived->serial();
   }
   std::optional<KernelTensors> tensors;
-  const auto values = [&](int operand) { return tensors->operand(operand).to(at::kDouble); };
-  const auto scale = [&] {
+  const auto values = [&](int operand) {
     if (!tensors) tensors.emplace(invocation);
-    const at::Tensor inverse = at::rsqrt(values(call.norm->variance) + call.norm->epsilon);
-    return call.norm->weight < 0 ? inverse : inverse * values(call.norm->weight);
+    return operand < 0 ? at::Tensor() : tensors->operand(operand).to(at::kDouble);
+  };
+  const auto norm = [&] {
+    return affine_norm(values(call.norm->weight), values(call.norm->bias), values(call.norm->mean),
+                       values(call.norm->variance), call.norm->epsilon);
   };
   const auto made_of = [](at::Tensor made) {
     // Infinite ones would make sums over a window NaN.
@@ -710,26 +712,20 @@ Folded fold(const graph::Invocation& invocation, const Convolution& call, Packed
   };
   const graph::Window& weight = window_of(invocation, call.weight);
   Folded folded;
-  if (!filters.has(key)) filters.drop_outdated(key);
   folded.filter = filters.find_or_make(key, weight.last_byte - weight.first_byte, [&] {
     std::vector<int64_t> along(static_cast<size_t>(weight.rank), 1);
     along[0] = -1;
-    const at::Tensor factor = scale().view(along);
-    PackedWeights::Made made = made_of((values(call.weight) * factor).to(at::kFloat));
+    PackedWeights::Made made = made_of((values(call.weight) * norm().scale.view(along)).to(at::kFloat));
     if (made.packed.defined()) {
       made.packed = packed_filter(call.settings, made.packed, sizes_of(window_of(invocation, call.input)));
     }
     return made;
   });
   key.form = PackedForm::kFilterBias;
-  if (!filters.has(key)) filters.drop_outdated(key);
   const int64_t bytes = call.shape.geometry.outputs * static_cast<int64_t>(sizeof(float));
   folded.bias = filters.find_or_make(key, bytes, [&] {
-    const at::Tensor factor = scale();
-    at::Tensor shift = values(call.norm->mean) * factor * -1;
-    if (call.norm->bias >= 0) shift = shift + values(call.norm->bias);
-    if (call.bias >= 0) shift = shift + values(call.bias) * factor;
-    return made_of(shift.to(at::kFloat));
+    const auto [scale, shift] = norm();
+    return made_of((call.bias < 0 ? shift : shift + values(call.bias) * scale).to(at::kFloat));
   });
   return folded;
 }
@@ -841,6 +837,15 @@ bool run_convolution_backward(const graph::Invocation& invocation) {
   return ours_may_run() && recognize_backward(invocation, call) && run_recognized(invocation, call);
 }
 
+AffineNorm affine_norm(const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& mean,
+                       const at::Tensor& variance, double epsilon) {
+  AffineNorm norm{.scale = at::rsqrt(variance + epsilon), .shift = {}};
+  if (weight.defined()) norm.scale = norm.scale * weight;
+  norm.shift = mean * norm.scale * -1;
+  if (bias.defined()) norm.shift = norm.shift + bias;
+  return norm;
+}
+
 bool norms_may_be_folded() { return ours_may_run() && one_dnn().is_there() && may_pack_more(); }
 
 at::Tensor convolution_norm(const at::Tensor& input, const at::Tensor& filter,
@@ -853,11 +858,9 @@ at::Tensor convolution_norm(const at::Tensor& input, const at::Tensor& filter,
       at::convolution(input, filter, filter_bias, stride, padding, dilation, transposed, output_padding, groups);
   std::vector<int64_t> along(static_cast<size_t>(result.dim()), 1);
   along[1] = -1;
-  at::Tensor scale = at::rsqrt(variance + epsilon);
-  if (weight && weight->defined()) scale = scale * *weight;
-  at::Tensor shift = mean * scale * -1;
-  if (bias && bias->defined()) shift = shift + *bias;
-  return at::addcmul_out(result, shift.view(along), result, scale.view(along));
+  const AffineNorm norm =
+      affine_norm(weight.value_or(at::Tensor()), bias.value_or(at::Tensor()), mean, variance, epsilon);
+  return at::addcmul_out(result, norm.shift.view(along), result, norm.scale.view(along));
 }
 
 ConvolutionCounts convolution_counts() {

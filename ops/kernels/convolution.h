@@ -42,6 +42,13 @@ at::Tensor convolution_norm(const at::Tensor& input, const at::Tensor& filter,
                             at::IntArrayRef output_padding, int64_t groups, const std::optional<at::Tensor>& weight,
                             const std::optional<at::Tensor>& bias, const at::Tensor& mean, const at::Tensor& variance,
                             bool training, double momentum, double epsilon);
+// A batch norm in inference: y = x * scale + shift for each channel. An undefined weight or bias is
+// none.
+struct AffineNorm {
+  at::Tensor scale, shift;
+};
+AffineNorm affine_norm(const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& mean,
+                       const at::Tensor& variance, double epsilon);
 // Whether convolutions with norms may have packed filters at all, as things are configured.
 bool norms_may_be_folded();
 

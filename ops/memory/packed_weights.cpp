@@ -45,8 +45,8 @@ int64_t PackedWeights::next_serial() {
   return ++last;
 }
 
+// REQUIRES: the lock.
 void PackedWeights::drop_outdated(const PackedKey& key) {
-  const std::lock_guard lock(mutex_);
   std::unique_ptr<Entry> left(first_.exchange(nullptr)), kept;
   std::unique_ptr<Entry>* end = &kept;
   while (left != nullptr) {
@@ -80,9 +80,11 @@ const PackedWeights::Entry* PackedWeights::find(const PackedKey& key) const {
 
 const at::Tensor* PackedWeights::find_or_make(const PackedKey& key, int64_t bytes, backend::FunctionRef<Made()> make) {
   if (const Entry* entry = find(key)) return &entry->made.packed;
-  if (!Room::may_be_found(bytes)) return nullptr;
+  const bool is_of_several = key.serials != PackedKey{}.serials;
+  if (!is_of_several && !Room::may_be_found(bytes)) return nullptr;
   const std::lock_guard lock(mutex_);
   if (const Entry* entry = find(key)) return &entry->made.packed;
+  if (is_of_several) drop_outdated(key);
   Room room(bytes);
   if (!room.found()) return nullptr;
   auto added = std::make_unique<Entry>(Entry{key, make(), nullptr});

@@ -54,15 +54,13 @@ class PackedWeights final : public graph::Derived {
   static PackedWeights* of_operand(const graph::Invocation& invocation, int operand);
 
   // The weight in that form, made now if it was not before; undefined where it has none. Null where
-  // there is no room for `bytes`. `make` says how many the form takes in the end.
+  // there is no room for `bytes`. `make` says how many the form takes in the end. Drops what
+  // differs from a key with serial numbers in these only. REQUIRES: nobody else uses that.
   const at::Tensor* find_or_make(const PackedKey& key, int64_t bytes, backend::FunctionRef<Made()> make);
 
   // Differs whenever the bytes may differ: for what is derived of several storages.
   int64_t serial() const { return serial_; }
   bool empty() const { return first_.load(std::memory_order_relaxed) == nullptr; }
-  bool has(const PackedKey& key) const { return find(key) != nullptr; }
-  // Drops what differs from the key in serial numbers only. REQUIRES: nobody else uses these.
-  void drop_outdated(const PackedKey& key);
 
   // A weight that changes often is never worth packing.
   void note_use() {
@@ -80,6 +78,7 @@ class PackedWeights final : public graph::Derived {
     std::unique_ptr<Entry> next;  // older
   };
   const Entry* find(const PackedKey& key) const;
+  void drop_outdated(const PackedKey& key);
   static int64_t next_serial();
 
   const int64_t serial_ = next_serial();

@@ -2,7 +2,6 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/isfinite.h>
-#include <ATen/ops/rsqrt.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
@@ -17,6 +16,7 @@
 #include "graph/optimize/fold_constants.h"
 #include "graph/optimize/merge_repeated.h"
 #include "graph/optimize/rewrite.h"
+#include "ops/kernels/convolution.h"
 #include "ops/kernels/kernel.h"
 #include "ops/memory/storage_memory.h"
 #include "ops/program/graph_tensors.h"
@@ -146,10 +146,9 @@ class Folder {
       if (!values[i].defined() || window_of(operand(node, tensors.operand[i])).dtype != window_of(made).dtype)
         return {};
     }
-    norm.scale = at::rsqrt(values[4] + numbers[1]);
-    if (values[1].defined()) norm.scale = norm.scale * values[1];
-    norm.shift = values[3] * norm.scale * -1;
-    if (values[2].defined()) norm.shift = norm.shift + values[2];
+    auto [scale, shift] = affine_norm(values[1], values[2], values[3], values[4], numbers[1]);
+    norm.scale = std::move(scale);
+    norm.shift = std::move(shift);
     // Infinite ones would make sums over a window NaN.
     if (!at::isfinite(norm.scale).all().item<bool>() || !at::isfinite(norm.shift).all().item<bool>()) return {};
     return norm;

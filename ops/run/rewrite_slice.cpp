@@ -200,7 +200,7 @@ class NormFolder {
   int64_t promised_ = 0;                 // bytes of filters that are not packed yet
 };
 
-bool lay_out(TraceSlice& slice, graph::WindowTable& windows) {
+bool put_channels_last(TraceSlice& slice, graph::WindowTable& windows) {
   std::vector<uint8_t> temporary;
   for (size_t b = 0; b < slice.bindings.size(); ++b) {
     temporary.push_back(slice.bindings[b] == nullptr && slice.graph.buffers[b].valid_on == 0);
@@ -223,10 +223,10 @@ void rewrite_slice(TraceSlice& slice, graph::WindowTable* windows) {
   before.windows = graph.windows;
   bool changed = NormFolder(slice).run();
   if (windows != nullptr) {
-    changed = lay_out(slice, *windows) || changed;
+    changed = put_channels_last(slice, *windows) || changed;
   } else {
     const Locked lock(recorder().mutex());
-    changed = lay_out(slice, window_table()) || changed;
+    changed = put_channels_last(slice, window_table()) || changed;
   }
   if (changed) slice.recorded = std::move(before);
 }

@@ -12,8 +12,10 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -271,3 +273,15 @@ def load_module(path: str) -> ModuleType:
 def sum_of_ones(device: str) -> float:
     """What a spawned process computes in test_fork.py; it must be importable there."""
     return (torch.ones(3, device=device) + 1).sum().item()
+
+
+def in_threads(count: int, work: Callable[[int], object]) -> list[object]:
+    """The results of `work(0..count-1)`, started together; an exception of any is raised here."""
+    barrier = threading.Barrier(count)
+
+    def start(index: int) -> object:
+        barrier.wait()
+        return work(index)
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(start, range(count)))

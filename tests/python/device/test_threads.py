@@ -3,24 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
-from helpers import DEVICE, assert_same
+from helpers import DEVICE, assert_same, in_threads
 from torch import nn
-
-
-def in_threads(count: int, work: Callable[[int], object]) -> list[object]:
-    """The results of `work(0..count-1)`, started together; an exception of any is raised here."""
-    barrier = threading.Barrier(count)
-
-    def start(index: int) -> object:
-        barrier.wait()
-        return work(index)
-
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(start, range(count)))
 
 
 def chain(index: int, device: str) -> torch.Tensor:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 import torch
+from helpers import in_threads
 from torch import nn
 
 
@@ -20,33 +20,25 @@ def threads_of_a_backward_pass() -> tuple[int, int]:
     return seen[0], threading.get_ident()
 
 
-def in_thread(call: Callable[[], object]) -> list[object]:
-    results: list[object] = []
-    thread = threading.Thread(target=lambda: results.append(call()))
-    thread.start()
-    thread.join()
-    return results
-
-
 def test_it_runs_where_it_is_called() -> None:
     ran, called = threads_of_a_backward_pass()
     assert ran == called
     assert not torch.autograd.is_multithreading_enabled()
-    [(ran, called)] = in_thread(threads_of_a_backward_pass)
+    [(ran, called)] = in_threads(1, lambda _: threads_of_a_backward_pass())
     assert ran == called
 
 
 def test_threads_that_never_used_the_device_are_left_alone() -> None:
-    assert in_thread(torch.autograd.is_multithreading_enabled) == [True]
+    assert in_threads(1, lambda _: torch.autograd.is_multithreading_enabled()) == [True]
 
 
 def test_inference_before_it_does_not_matter() -> None:
-    def infer_then_train() -> tuple[int, int]:
+    def infer_then_train(_: int) -> tuple[int, int]:
         with torch.inference_mode():
             (torch.ones(4, device="hetero") + 1).cpu()
         return threads_of_a_backward_pass()
 
-    [(ran, called)] = in_thread(infer_then_train)
+    [(ran, called)] = in_threads(1, infer_then_train)
     assert ran == called
 
 

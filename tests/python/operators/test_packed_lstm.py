@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import threading
 from pathlib import Path
 
 import pytest
 import torch
 from counters import counting
-from helpers import DEVICE, assert_same, needs_hetero
+from helpers import DEVICE, assert_same, in_threads, needs_hetero
 from torch import nn
 
 pytestmark = needs_hetero
@@ -256,10 +255,6 @@ def test_threads_share_what_is_packed(hidden: int) -> None:
                 if not torch.allclose(pair.there(inputs[i].to(DEVICE))[0].cpu(), expected[i], atol=1e-5):
                     wrong.append(i)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(4, work)
     assert not wrong
     assert pair.check() == pair.packs

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import re
-import threading
 from pathlib import Path
 from typing import Any
 
 import models
 import pytest
 import torch
-from helpers import assert_close_in_scale, assert_same
+from helpers import assert_close_in_scale, assert_same, in_threads
 from saved_models import MODELS, example, nodes_recorded, small_model, tokens
 from torch import nn
 from torch.testing import assert_close
@@ -389,11 +388,7 @@ def test_threads_may_call_one_program(program: CompiledModel) -> None:
             if not torch.equal(program(inputs[i]), expected[i]):
                 wrong.append(i)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(8, work)
     assert not wrong
 
 
