@@ -17,7 +17,8 @@ for name in libdeflate libgtest libgtest_main liblz4 libpcre2-8 liburing libutf8
   if [ -e "$libraries/$name.a" ]; then cp "$libraries/$name.a" "$to/lib/"; else echo "without $name"; fi
 done
 packages=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
-for name in pytest _pytest pluggy iniconfig packaging pygments expecttest hypothesis sortedcontainers attr; do
+# Of hypothesis a part is compiled for one version of Python.
+for name in pytest _pytest pluggy iniconfig packaging pygments expecttest; do
   if [ -e "$packages/$name" ]; then cp -r "$packages/$name" "$to/python/"; else echo "without $name"; fi
 done
 find "$to" -name __pycache__ -prune -exec rm -r {} +

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <numeric>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -13,9 +14,8 @@
 namespace hetero::graph {
 namespace {
 
-// Images, channels, maybe depth, height and width.
+// Images, channels, maybe depth, maybe height, and width.
 constexpr int kMostDimensions = 5;
-bool has_rank_of_image(const Window& window) { return window.rank == 4 || window.rank == kMostDimensions; }
 
 // A buffer's elements as a whole row-major tensor, and where they are with the channels last.
 struct Image {
@@ -39,8 +39,6 @@ struct Image {
   // Whether the two layouts differ.
   bool has_two() const { return sizes[1] > 1 && rows[1] > 1; }
 };
-
-bool may_be_image(const Window& window) { return has_rank_of_image(window) && window.contiguous && window.offset == 0; }
 
 // The window of a row-major image, as strides and an offset of one with its channels last. Each of
 // its dimensions goes along some dimensions of the image.
@@ -97,7 +95,12 @@ class Layouts {
         group_(graph_.buffers.size()) {}
 
   size_t run() {
-    find_images();
+    has_signals_ = std::ranges::any_of(graph_.nodes, [&](const Node& node) {
+      return is_convolution(op_table()[node.op]) && window_of(*graph_.operands_of(node)).rank == kSignal;
+    });
+    find_images(kSignal + 1, kMostDimensions);
+    if (has_signals_) find_images(kSignal, kSignal);
+    drop_what_may_not_change();
     if (std::ranges::none_of(images_, [](const Image& image) { return image.exists; })) return 0;
     while (drop_mixed()) continue;
     find_groups();
@@ -105,7 +108,14 @@ class Layouts {
   }
 
  private:
+  // [signals, channels, length], as tokens are [sequences, length, channels].
+  static constexpr int kSignal = 3;
+
   const Window& window_of(const Operand& operand) const { return windows_[operand.window]; }
+  // Three dimensions are images only where something convolves such.
+  bool has_rank_of_image(const Window& window) const {
+    return window.rank >= (has_signals_ ? kSignal : kSignal + 1) && window.rank <= kMostDimensions;
+  }
   static bool is_convolution(const OpTraits& traits) { return traits.op_class == OpClass::kConvolution; }
   static bool keeps_layout(const OpTraits& traits) {
     return traits.keeps_layout || traits.op_class == OpClass::kPointwise;
@@ -118,15 +128,19 @@ class Layouts {
     }
   }
 
-  void find_images() {
+  void find_images(int least_rank, int most_rank) {
     for_operands([&](const OpTraits&, const Operand& operand) {
       const Window& window = window_of(operand);
       Image& image = images_[operand.buffer];
-      if (image.exists || temporary_[operand.buffer] == 0 || !may_be_image(window)) return;
+      if (image.exists || temporary_[operand.buffer] == 0) return;
+      if (window.rank < least_rank || window.rank > most_rank || !window.contiguous || window.offset != 0) return;
       if (static_cast<uint64_t>(window.last_byte) != graph_.buffers[operand.buffer].bytes) return;
       image = Image(window);
       if (!image.has_two()) image = Image();
     });
+  }
+
+  void drop_what_may_not_change() {
     for_operands([&](const OpTraits& traits, const Operand& operand) {
       Image& image = images_[operand.buffer];
       if (image.exists && !may_change(traits, operand, image)) image = Image();
@@ -137,14 +151,16 @@ class Layouts {
     const Window& window = window_of(operand);
     const std::optional<Moved> other = moved(window, image);
     if (!other || operand.bits != 0) return false;
-    if (keeps_layout(traits)) return !has_channels_last(window);
+    if (keeps_layout(traits) && (is_convolution(traits) || !has_channels_last(window))) {
+      return !has_channels_last(window);
+    }
     // It sees a permuted image, which is row-major then.
     const WindowId then = windows_.intern(window.dtype, window.sizes(), other->strides, other->offset);
     return then != kNoWindow && windows_[then].contiguous;
   }
 
   // Whether the operator sees images, of which the channels are last already.
-  static bool has_channels_last(const Window& window) {
+  bool has_channels_last(const Window& window) const {
     if (!has_rank_of_image(window) || window.contiguous) return false;
     return window.sizes()[1] > 1 && window.strides()[1] == 1 && window.strides()[window.rank - 1] >= window.sizes()[1];
   }
@@ -156,21 +172,32 @@ class Layouts {
            window.strides()[1] != 0 && window.strides()[window.rank - 1] != 0;
   }
 
-  // Takes images from operators that have others which stay as they are. Returns whether there were
-  // any.
+  // Whether the operator sees a signal as tokens, which are row-major once its channels are last.
+  bool turns(const Operand& operand) const {
+    return images_[operand.buffer].exists && has_channels_last(window_of(operand));
+  }
+  // Whether the operator sees an image as one.
+  bool is_seen(const Operand& operand) const { return images_[operand.buffer].exists && !turns(operand); }
+
+  // Takes images from operators that have others which stay as they are, or become row-major.
+  // Returns whether there were any.
   bool drop_mixed() {
     bool dropped = false;
     for (const Node& node : graph_.nodes) {
       const OpTraits& traits = op_table()[node.op];
       if (is_convolution(traits) || !keeps_layout(traits)) continue;
       const Operand* const operands = graph_.operands_of(node);
+      const std::span<const Operand> all(operands, node.operand_count);
+      const auto first = std::ranges::find_if(all, [&](const Operand& operand) { return is_seen(operand); });
+      if (first == all.end()) continue;
       const auto stays = [&](const Operand& operand) {
-        return !images_[operand.buffer].exists && is_row_major_image(operand);
+        if (images_[operand.buffer].exists) return turns(operand);
+        return window_of(operand).rank == window_of(*first).rank && is_row_major_image(operand);
       };
-      if (std::none_of(operands, operands + node.operand_count, stays)) continue;
-      for (int i = 0; i < node.operand_count; ++i) {
-        dropped = dropped || images_[operands[i].buffer].exists;
-        images_[operands[i].buffer] = Image();
+      if (std::ranges::none_of(all, stays)) continue;
+      dropped = true;
+      for (const Operand& operand : all) {
+        if (is_seen(operand)) images_[operand.buffer] = Image();
       }
     }
     return dropped;
@@ -190,7 +217,7 @@ class Layouts {
       BufferId first = kNoBuffer;
       for (int i = 0; i < node.operand_count; ++i) {
         const BufferId buffer = graph_.operands_of(node)[i].buffer;
-        if (!images_[buffer].exists) continue;
+        if (!is_seen(graph_.operands_of(node)[i])) continue;
         if (convolves) {
           convolved.push_back(buffer);
         } else if (first == kNoBuffer) {
@@ -226,6 +253,7 @@ class Layouts {
   Graph& graph_;
   WindowTable& windows_;
   const std::vector<uint8_t>& temporary_;
+  bool has_signals_ = false;
   std::vector<Image> images_;    // per buffer
   std::vector<BufferId> group_;  // per buffer: another one of its group, or itself
   std::vector<uint8_t> wanted_;  // per group

@@ -1,6 +1,6 @@
 // use_channels_last: lays images between the operators of a program out with their channels last.
 //
-// A model's tensors [images, channels, (depth,) height, width] are row-major, since its input is.
+// A model's tensors [images, channels, (depth,) (height,) width] are row-major, since its input is.
 // Kernels of convolutions and pools read the channels of a pixel together and reorder what is laid
 // out otherwise, in and out, at each call. So buffers that only the program sees get windows with
 // other strides. The values are the same, and so is the memory.
@@ -8,7 +8,9 @@
 // A buffer gets the other layout if convolutions touch it, all that touch it keep layouts
 // (OpTraits::keeps_layout) or see it row-major only then, and every window of it can be expressed.
 // Pointwise operators, norms, pools and concatenations get operands of one layout, or none is
-// changed. Convolutions take any: one that reads the program's input reorders it as before. Saved
+// changed. Convolutions take any: one that reads the program's input reorders it as before. Three
+// dimensions are images where something convolves such; operators that see them as tokens
+// [sequences, length, channels] get row-major ones. Saved
 // programs whose sizes depend on those of inputs (SavedProgram::dynamic) are left alone.
 //
 // Thread safety: as the program's, or the graph's and its table's.

@@ -2,7 +2,7 @@
 
 #include "operator_headers/matrix.h"
 #include "ops/dispatch/typed_rows.h"
-#include "ops/kernels/growth.h"
+#include "ops/kernels/in_place.h"
 #include "ops/kernels/linear.h"
 
 namespace hetero::ops {

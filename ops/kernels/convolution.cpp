@@ -98,10 +98,10 @@ const graph::Window& window_of(const graph::Invocation& invocation, int operand)
   return (*invocation.windows)[invocation.operands[operand].window];
 }
 
-// Whether the window is [images, channels, (depth,) height, width] with its channels last, and not
-// row-major.
+// Whether the window is [images, channels, (depth,) (height,) width] with its channels last, and
+// not row-major.
 bool has_channels_last(const graph::Window& window) {
-  if (window.rank < 4 || window.rank > 5 || !window.dense || window.contiguous) return false;
+  if (window.rank < 3 || window.rank > 5 || !window.dense || window.contiguous) return false;
   const std::span<const int64_t> sizes = window.sizes(), strides = window.strides();
   const auto fits = [&](int dimension, int64_t stride) {
     return sizes[dimension] == 1 || strides[dimension] == stride;
@@ -194,19 +194,22 @@ bool solid_geometry_of(const graph::Window& input, const graph::Window& weight, 
 // do not fit each other.
 bool transposed_geometry_of(const graph::Window& input, const graph::Window& weight, const graph::Window& output,
                             const Settings& settings, ConvolutionGeometry& geometry) {
-  if (input.rank != 4 || weight.rank != 4 || output.rank != 4 || input.sizes()[1] != weight.sizes()[0]) return false;
-  for (size_t d = 0; d < 2; ++d) {
+  if (input.rank > 4 || weight.rank != input.rank || output.rank != input.rank) return false;
+  if (input.sizes()[1] != weight.sizes()[0]) return false;
+  const size_t last = static_cast<size_t>(input.rank) - 1;
+  const bool planar = input.rank == 4;
+  for (size_t d = 0; d + 2 <= last; ++d) {
     const int64_t reach = settings.dilation[d] * (weight.sizes()[d + 2] - 1) + 1;
     const int64_t size = (input.sizes()[d + 2] - 1) * settings.stride[d] - 2 * settings.padding[d] + reach;
     if (output.sizes()[d + 2] != size + settings.output_padding[d]) return false;
   }
   geometry = {.images = input.sizes()[0],
               .channels = input.sizes()[1],
-              .height = input.sizes()[2] + weight.sizes()[2] - 1,
-              .width = input.sizes()[3] + weight.sizes()[3] - 1,
+              .height = planar ? input.sizes()[2] + weight.sizes()[2] - 1 : 1,
+              .width = input.sizes()[last] + weight.sizes()[last] - 1,
               .outputs = output.sizes()[1],
-              .kernel_height = weight.sizes()[2],
-              .kernel_width = weight.sizes()[3],
+              .kernel_height = planar ? weight.sizes()[2] : 1,
+              .kernel_width = weight.sizes()[last],
               .stride_y = 1,
               .stride_x = 1,
               .padding_y = 0,
@@ -275,7 +278,7 @@ bool recognize_forward(const graph::Invocation& invocation, Convolution& call, b
   call.unfolds = input.rank < 5 && !call.settings.transposed && call.settings.groups == 1 &&
                  all_row_major(invocation) && backend::convolution_fits(geometry);
   const bool channels_together = (call.shape.input_last && call.shape.output_last) || geometry.pixels() == 1;
-  call.is_product = input.rank == 4 && !call.settings.transposed && call.settings.groups == 1 && geometry.pointwise() &&
+  call.is_product = input.rank <= 4 && !call.settings.transposed && call.settings.groups == 1 && geometry.pointwise() &&
                     channels_together;
   call.shape.work = call.settings.transposed ? ConvolutionWork::kTransposed
                     : call.bias >= 0         ? ConvolutionWork::kForwardWithBias
@@ -383,7 +386,22 @@ const OneDnn& one_dnn() {
   return found;
 }
 
+// Of a signal: of the image with one row that it is to oneDNN's operators.
+Settings of_one_row(const Settings& signal) {
+  Settings image = signal;
+  const auto prepend = [](Numbers3& list, int64_t number) { list.insert(list.begin(), number); };
+  prepend(image.stride, 1);
+  prepend(image.padding, 0);
+  prepend(image.dilation, 1);
+  prepend(image.output_padding, 0);
+  return image;
+}
+
 at::Tensor packed_filter(const Settings& settings, const at::Tensor& weight, at::IntArrayRef input_sizes) {
+  if (weight.dim() == 3) {
+    return packed_filter(of_one_row(settings), weight.unsqueeze(2),
+                         {input_sizes[0], input_sizes[1], 1, input_sizes[2]});
+  }
   if (settings.transposed) {
     return one_dnn().pack_transposed->call(weight, settings.padding, settings.output_padding, settings.stride,
                                            settings.dilation, settings.groups, input_sizes);
@@ -395,6 +413,7 @@ at::Tensor packed_filter(const Settings& settings, const at::Tensor& weight, at:
 // The result has its channels last.
 at::Tensor convolve_packed(const Settings& settings, const at::Tensor& input, const at::Tensor& packed,
                            const std::optional<at::Tensor>& bias) {
+  if (input.dim() == 3) return convolve_packed(of_one_row(settings), input.unsqueeze(2), packed, bias).squeeze(2);
   if (settings.transposed) {
     return one_dnn().convolve_transposed->call(input, packed, bias, settings.padding, settings.output_padding,
                                                settings.stride, settings.dilation, settings.groups, "none",
@@ -417,8 +436,7 @@ PixelProduct product_of(const Convolution& call) {
 
 // Null where nothing can keep a packed form of the weight.
 PackedWeights* packed_filters(const graph::Invocation& invocation, const Convolution& call) {
-  const bool may_pack = call.shape.work != ConvolutionWork::kBackward && window_of(invocation, call.input).rank >= 4 &&
-                        one_dnn().is_there(call.settings.transposed);
+  const bool may_pack = call.shape.work != ConvolutionWork::kBackward && one_dnn().is_there(call.settings.transposed);
   return may_pack ? PackedWeights::of_operand(invocation, call.weight) : nullptr;
 }
 

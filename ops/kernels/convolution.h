@@ -9,10 +9,10 @@
 // their channels last is a product (linear.h).
 //
 // All are of float32 and padded with nothing but zeros. The product over all images takes one or
-// two dimensions of row-major tensors, without groups; the packed weight two or three, with groups,
-// in either layout, and two transposed. The stock kernel runs all others, and every convolution
-// with fusion off or config().verify, which compares bits. Results differ from eager's in the last
-// bits: sums are kept in float32 and added in another order.
+// two dimensions of row-major tensors, without groups; the packed weight one to three, with groups,
+// in either layout, and one or two transposed. The stock kernel runs all others, and every
+// convolution with fusion off or config().verify, which compares bits. Results differ from eager's
+// in the last bits: sums are kept in float32 and added in another order.
 //
 // Thread safety: as any kernel; several threads may run convolutions at once.
 

@@ -28,6 +28,10 @@
 #include "ops/tensor/alias.h"
 
 #if defined(HETERO_WITH_CUDA)
+#include <dlfcn.h>
+
+#include <filesystem>
+
 #include "backend/cuda/cuda_device.h"
 #endif
 
@@ -337,9 +341,19 @@ void make_current(void* stream) {
   }
 }
 
+// Loads the part of torch for CUDA. Python's torch has loaded it; a program in C++ links the part
+// for the CPU, beside which it lies.
+void load_torch_cuda() {
+  Dl_info part{};
+  if (dladdr(reinterpret_cast<void*>(&at::globalContext), &part) == 0 || part.dli_fname == nullptr) return;
+  const std::filesystem::path folder = std::filesystem::path(part.dli_fname).parent_path();
+  dlopen((folder / "libtorch_cuda.so").c_str(), RTLD_NOW | RTLD_GLOBAL);
+}
+
 }  // namespace
 
 Status connect_to_gpu() {
+  if (!c10::impl::hasDeviceGuardImpl(c10::DeviceType::CUDA)) load_torch_cuda();
   if (!c10::impl::hasDeviceGuardImpl(c10::DeviceType::CUDA)) {
     return Status(ErrorClass::kDevice,
                   "the accelerator \"cuda\" needs a torch with CUDA; this one is for the CPU only");

@@ -180,7 +180,7 @@ Product product_of(const graph::Invocation& invocation, const PixelProduct& pixe
 }
 
 // [pixels, channels] of an image with its channels last.
-at::Tensor pixels_of(const at::Tensor& tensor) { return tensor.permute({0, 2, 3, 1}).flatten(0, 2); }
+at::Tensor pixels_of(const at::Tensor& tensor) { return tensor.movedim(1, -1).flatten(0, -2); }
 
 // ---- the implementations ------------------------------------------------------------------------
 

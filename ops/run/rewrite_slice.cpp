@@ -117,7 +117,7 @@ class NormFolder {
   // Whether the convolution is one that has packed filters.
   bool may_be_packed(const Node& convolution) const {
     const graph::Window& input = window_of(operand(convolution, 0));
-    if (!Parts(graph_, convolution).values.empty() || (input.rank != 4 && input.rank != 5)) return false;
+    if (!Parts(graph_, convolution).values.empty() || input.rank < 3 || input.rank > 5) return false;
     Decoder decoder = decoder_of(convolution);
     for (int i = 0; i < 3; ++i) {
       if (decoder.next() == Tag::kTensor) (void)decoder.operand();

@@ -62,7 +62,8 @@ const char* to_string(SyncReason reason);
   X(kConvolutionBackward, "gradients of convolutions, likewise")  \
   X(kAttention, "attention")                                      \
   X(kAttentionBackward, "gradients of attention")                 \
-  X(kGrowth, "concatenations that grew in place")
+  X(kGrowth, "concatenations that grew in place")                 \
+  X(kPad, "padding in place")
 
 enum class OwnKernel : uint8_t {
 #define X(name, text) name,

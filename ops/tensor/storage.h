@@ -31,7 +31,7 @@
 
 namespace hetero::ops {
 
-// What growth.h knows of a storage.
+// What in_place.h knows of a storage.
 enum class Growth : uint8_t {
   kNone,
   kGrown,     // a concatenation made it that has added little to another

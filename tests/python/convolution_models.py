@@ -57,6 +57,27 @@ class Residual(nn.Module):
         return self.last(self.up(self.before(z))).flatten(2).transpose(1, 2)
 
 
+class Signals(nn.Module):
+    """What networks over signals have: causal, strided, grouped, dilated and transposed convolutions, and tokens of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv1d(3, 16, 7, 2, 3, bias=False), nn.BatchNorm1d(16), nn.ReLU(), nn.MaxPool1d(3, 2, 1))
+        self.causal = nn.Conv1d(16, 16, 3, dilation=4)
+        self.depthwise = nn.Sequential(
+            nn.Conv1d(16, 16, 3, padding=1, groups=16), nn.GELU(), nn.GroupNorm(4, 16), nn.Conv1d(16, 16, 1))
+        self.up = nn.Sequential(nn.ConvTranspose1d(32, 8, 4, 2, 1), nn.BatchNorm1d(8), nn.LeakyReLU(0.1))
+        self.places = nn.Parameter(torch.randn(1, 32, 8))
+        self.norm = nn.LayerNorm(8)
+        self.last = nn.Conv1d(8, 5, 5, padding="same", padding_mode="reflect")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        y = torch.relu(self.causal(F.pad(x, (8, 0)))) + x
+        tokens = self.up(torch.cat([self.depthwise(y), x], 1)).transpose(1, 2) + self.places
+        return self.last((tokens * torch.sigmoid(self.norm(tokens))).transpose(1, 2)).mean(2)
+
+
 def close(actual: torch.Tensor, model: nn.Module, *inputs: torch.Tensor) -> None:
     """Within PyTorch's tolerances for float32 of what float64 gives, relative to the largest number."""
     expected = copy.deepcopy(model).double()(*[x.double() for x in inputs])

@@ -155,6 +155,7 @@ GPU = {
             "test_errors.py::test_a_change_that_nobody_has_heard",
             "test_errors.py::test_no_error_text_mentions",
             "test_errors.py::test_what_was_to_change_after_a_failed_call",
+            "test_errors.py::test_sync_mode_raises_errors_of_values",
             "test_dynamic.py::test_batch_and_length_of_attention",
             "test_saved.py::test_an_error_names_the_operator",
             "test_stage_pipeline.py::test_an_error_is_that_of_its_call",
@@ -172,6 +173,12 @@ GPU = {
     "test_models.py::test_three_training_steps": "batch norm makes small differences large",
     "test_convolutions.py::test_unfused_a_small_net": "compares bits of losses",
     "test_rnn.py::test_autocast": "compares bits of bfloat16",
+    "test_folded_norms.py::test_without_fusion_and": "compares bits of convolutions",
+    "test_whole.py::test_svd_into": "singular vectors are not unique",
+    "test_captures.py::test_default_settings_capture": "CUDA's attention in float32 has 10 bits, in eager too",
+    "test_files.py::test_layers_are_loaded_though_their_meta_kernels_describe_others[group_norm, torch.bfloat16]": (
+        "sums of bfloat16 are made in another order"
+    ),
 }
 
 

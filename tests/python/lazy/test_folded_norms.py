@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from convolution_models import PACKED, Residual, close, ran, with_statistics
+from convolution_models import PACKED, Residual, Signals, close, ran, with_statistics
 from helpers import assert_same, in_threads
 from torch import nn
 
@@ -183,6 +183,19 @@ def test_images_with_a_depth(way: Callable) -> None:
     close(settled(there, x), model, x)
     on_device = x.to("hetero")
     assert ran(lambda: there(on_device).cpu()).get(PACKED, 0) == 3
+    program = torch.hetero.compile(model, (x,))
+    close(program(x), model, x)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("way", [lazily, compiled])
+def test_signals(way: Callable) -> None:
+    model = with_statistics(Signals())
+    there, x = way(model), torch.randn(2, 3, 64)
+    close(settled(there, x), model, x)
+    on_device = x.to("hetero")
+    # With one for those of one pixel and those that are measured to be no faster.
+    assert ran(lambda: there(on_device).cpu()).get(PACKED, 0) >= 2
     program = torch.hetero.compile(model, (x,))
     close(program(x), model, x)
 

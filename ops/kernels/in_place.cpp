@@ -1,0 +1,69 @@
+#include "ops/kernels/in_place.h"
+
+#include <c10/util/SmallVector.h>
+
+#include <algorithm>
+
+#include "ops/kernels/kernel.h"
+#include "ops/kernels/own_kernel.h"
+#include "ops/record/call.h"
+
+namespace hetero::ops {
+
+bool grow_in_place(const graph::Invocation& invocation) {
+  const int result = invocation.node->operand_count - 1;
+  if (invocation.data[0] != invocation.data[result]) return false;
+  run_as_operator(OwnKernel::kGrowth, invocation, [&] {
+    const Isolated isolated;
+    KernelTensors tensors(invocation);
+    const at::Tensor& grown = tensors.operand(result);
+    const at::Tensor& first = tensors.operand(0);
+    int64_t dimension = 0;
+    while (first.size(dimension) == grown.size(dimension)) ++dimension;
+    int64_t at = first.size(dimension);
+    for (int i = 1; i < result; ++i) {
+      const at::Tensor& added = tensors.operand(i);
+      if (added.numel() == 0) continue;  // [0] may be any rank
+      grown.narrow(dimension, at, added.size(dimension)).copy_(added);
+      at += added.size(dimension);
+    }
+  });
+  return true;
+}
+
+bool pad_in_place(const graph::Invocation& invocation) {
+  const graph::Node& node = *invocation.node;
+  const int result = node.operand_count - 1;
+  if (result != 1 || invocation.data[result] == nullptr) return false;
+  Decoder decoder(invocation.attributes, node.attribute_bytes);
+  if (decoder.next() != Tag::kTensor || decoder.operand() != 0) return false;
+  // Of the last dimension first: before, behind.
+  c10::SmallVector<int64_t, 10> pads;
+  const Tag list = decoder.next();
+  if (list != Tag::kSizes && list != Tag::kIntegers) return false;
+  for (auto left = decoder.get<uint32_t>(); left > 0; --left) {
+    pads.push_back(list == Tag::kSizes ? decoder.get_size<int64_t>() : decoder.get<int64_t>());
+  }
+  const Tag tag = decoder.next();
+  if (tag != Tag::kScalar && tag != Tag::kShapeScalar) return false;
+  const at::Scalar value = decoder.scalar(tag);
+  run_as_operator(OwnKernel::kPad, invocation, [&] {
+    const Isolated isolated;
+    KernelTensors tensors(invocation);
+    at::Tensor from = tensors.operand(0), to = tensors.operand(result);
+    for (size_t i = 0; i + 1 < pads.size(); i += 2) {
+      const int64_t dimension = to.dim() - 1 - static_cast<int64_t>(i / 2);
+      const int64_t before = pads[i], behind = pads[i + 1];
+      // Of what the dimensions so far leave: what is beside them is filled.
+      if (before > 0) to.narrow(dimension, 0, before).fill_(value);
+      if (behind > 0) to.narrow(dimension, to.size(dimension) - behind, behind).fill_(value);
+      const int64_t cut = std::max<int64_t>(0, -before);
+      from = from.narrow(dimension, cut, from.size(dimension) - cut - std::max<int64_t>(0, -behind));
+      to = to.narrow(dimension, std::max<int64_t>(0, before), from.size(dimension));
+    }
+    to.copy_(from);
+  });
+  return true;
+}
+
+}  // namespace hetero::ops

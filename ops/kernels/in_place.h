@@ -1,0 +1,21 @@
+// Kernels that write only what is missing, where the program wants the result.
+//
+// Concatenations that grow in place copy what is added (ops/record/layouts.h decides which do).
+// Padding with a number writes in the result's layout. ATen's makes a tensor of its own, of a
+// layout of its own, fills all of it, and is copied.
+//
+// Thread safety: any thread.
+
+#pragma once
+
+#include "graph/ir/op.h"
+
+namespace hetero::ops {
+
+// Copies what is added, where the first tensor is in its place already. False where it is not.
+bool grow_in_place(const graph::Invocation& invocation);
+
+// constant_pad_nd. False, and nothing is done, where the result has no memory yet.
+bool pad_in_place(const graph::Invocation& invocation);
+
+}  // namespace hetero::ops
