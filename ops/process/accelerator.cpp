@@ -12,6 +12,7 @@
 #include "backend/registry/registry.h"
 #include "backend/sim/sim_device.h"
 #include "ops/kernels/device_kernel.h"
+#include "ops/process/torch_accelerator.h"
 #include "ops/run/overlap.h"
 #include "ops/run/sync.h"
 #include "ops/settings/config.h"
@@ -33,6 +34,7 @@ Status make_accelerator(const std::string& name) {
       (void)backend::choose_accelerator("none");
       return status;
     }
+    if (backend::is_gpu(name)) keep_cuda_the_accelerator();
     limit_accelerators(config().memory_budget.load());
   }
   return status;

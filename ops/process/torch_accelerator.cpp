@@ -1,7 +1,7 @@
 #include "ops/process/torch_accelerator.h"
 
 #include <ATen/DeviceAccelerator.h>
-#include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <dlfcn.h>
 #include <elf.h>
 #include <link.h>
@@ -100,7 +100,8 @@ int redirect_calls(dl_phdr_info* library, size_t, void* detours) {
 }  // namespace
 
 void keep_cuda_the_accelerator() {
-  if (!at::detail::getCUDAHooks().isBuilt() || !machine_has_gpu()) return;
+  // at::detail::getCUDAHooks() would keep those of no CUDA, and connect_to_gpu() may load it later.
+  if (!c10::impl::hasDeviceGuardImpl(c10::DeviceType::CUDA) || !machine_has_gpu()) return;
   is_accelerator_of_torch = &at::accelerator::isAccelerator;
   const Detour detours[2] = {
       {"_ZN2at11accelerator14getAcceleratorEb", reinterpret_cast<void*>(&accelerator)},

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+import torch_hetero
 from torch import nn
 
 STANDIN = ctypes.CDLL(None) if "libstandin_cuda" in os.environ.get("LD_PRELOAD", "") else None
@@ -56,6 +59,18 @@ def trained(model: nn.Module, *sizes: int) -> None:
 
 
 # -- In C++ ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_program_in_cpp_that_links_the_torch_of_the_cpu_finds_its_part_for_cuda(tmp_path: Path) -> None:
+    if shutil.which("cmake") is None:
+        pytest.skip("the program needs CMake, which is not installed")
+    source = Path(__file__).parents[1] / "python/program/run_saved"
+    without_stand_in = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    for command in (["-S", source, "-B", tmp_path, f"-DCMAKE_PREFIX_PATH={torch_hetero.cmake_prefix_path}",
+                     f"-DPython3_EXECUTABLE={sys.executable}"], ["--build", tmp_path]):
+        subprocess.run(["cmake", *map(str, command)], env=without_stand_in, check=True, capture_output=True, timeout=300)
+    # Its status is 2 where hetero does not start with the accelerator.
+    subprocess.run([tmp_path / "run_saved"], env=os.environ | {"HETERO_ACCELERATOR": "cuda"}, check=True, timeout=300)
 
 
 @pytest.mark.skipif(STANDIN is None, reason="a GPU runs the C++ tests as they are")

@@ -113,6 +113,7 @@ CPU_ALONE = {
     "test_folded_norms.py::test_one_filter_may": "counts convolutions of the CPU that keep packed weights",
     "test_folded_norms.py::test_norms_that_change": "counts convolutions of the CPU that keep packed weights",
     "test_folded_norms.py::test_images_with_a_depth": "counts convolutions of the CPU that keep packed weights",
+    "test_folded_norms.py::test_signals": "counts convolutions of the CPU that keep packed weights",
     "test_lazy.py::test_sizes_that_come_back": "plans are made anew while costs are learned",
     "test_losses.py": "counts groups that are fused for the CPU",
     "test_memory.py": "counts the bytes of the host's allocator, peaks and reuse included",
@@ -164,6 +165,11 @@ GPU = {
     "test_errors.py::test_integers_are_divided": "dividing an integer by zero is no error on a GPU, as in PyTorch",
     "test_device_module.py::test_accelerator": "PyTorch's accelerator is the GPU",
     "test_device_module.py::test_stream": "PyTorch's accelerator is the GPU",
+    **{
+        f"test_adapters.py::{name}": "libraries take the GPU, which is PyTorch's accelerator"
+        for name in ("test_data_parallel", "test_a_module_that_imports", "test_a_version_that_has", "test_programs_that_use_the_cpu")
+    },
+    "test_fuzz.py::test_a_program_gives_cpu_bits": "compares bits of sums",
     "test_device_module.py::test_events_measure": "looks at the simulated machine's clock",
     "test_device_module.py::test_work_of_streams": "looks at the simulated machine's clock",
     "test_config.py::test_verify_mode": "the straight interpreter runs on the CPU, which has other bits",

@@ -79,6 +79,9 @@ class Report:
         self.written = time.monotonic()
         if not self.owner:
             Finalize(self, self.write, exitpriority=10)
+        else:
+            # Where this report is forgotten, or where the process ends, after the children that it waits for.
+            Finalize(self, shutil.rmtree, (self.directory, True), exitpriority=-1)
 
     def after_fork(self) -> None:
         """Starts at zero in a child."""
@@ -149,11 +152,6 @@ class Report:
                 except ValueError:
                     continue
         return found
-
-    def close(self) -> None:
-        """Removes the folder. REQUIRES: no child counts any more, or its counters may be lost."""
-        if self.owner and self.pid == os.getpid():
-            shutil.rmtree(self.directory, ignore_errors=True)
 
     def text(self) -> str:
         """Returns a table for people: one line for each key, then the reasons of its fallbacks."""

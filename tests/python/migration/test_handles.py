@@ -320,7 +320,6 @@ def test_an_image_handle_answers_as_the_image_does() -> None:
     ]
     from torch_hetero.migration import session
 
-    session.active().report.close()
     session.end()
     with PipelineMigrator({"PIL.Image.Image.effect_spread": "hetero"}):
         for use in uses:

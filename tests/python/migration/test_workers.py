@@ -243,3 +243,23 @@ def test_children_that_are_not_forked_activate_the_plan(method: str, fails: bool
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[:2] == (["KeyError", "True"] if fails else ["16", "0"]), done.stdout + done.stderr
     assert not re.search("Traceback|Warning", done.stderr), done.stderr
+
+
+def test_neither_a_process_nor_a_migrator_that_is_gone_leaves_a_folder(tmp_path: Path) -> None:
+    program = """
+import gc, os, PIL.Image
+from torch_hetero.migration import PipelineMigrator
+def folders(): return [name for name in os.listdir(os.environ["TMPDIR"]) if name.startswith("hetero-migration-")]
+with PipelineMigrator({"PIL.Image.Image.rotate": "hetero"}) as first:
+    first.report.directory.stat()
+assert len(folders()) == 1
+del first
+gc.collect()
+assert not folders()
+last = PipelineMigrator({"PIL.Image.Image.rotate": "hetero"}).activate()
+assert len(folders()) == 1
+"""
+    done = subprocess.run([sys.executable, "-c", program], env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True,
+                          text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert not list(tmp_path.glob("hetero-migration-*"))

