@@ -82,6 +82,10 @@ std::optional<Moved> moved(const Window& window, const Image& image) {
   for (int d = 0; d < image.rank; ++d) {
     if (furthest[d] >= image.sizes[d]) return std::nullopt;
   }
+  // Any stride is right for one pixel. PyTorch guesses the layout from those, too.
+  for (int i = window.rank - 2; i > 1; --i) {
+    if (window.sizes()[i] == 1) result.strides[i] = window.sizes()[i + 1] * result.strides[i + 1];
+  }
   return result;
 }
 
@@ -151,8 +155,9 @@ class Layouts {
     const Window& window = window_of(operand);
     const std::optional<Moved> other = moved(window, image);
     if (!other || operand.bits != 0) return false;
-    if (keeps_layout(traits) && (is_convolution(traits) || !has_channels_last(window))) {
-      return !has_channels_last(window);
+    if (keeps_layout(traits)) {
+      if (!has_channels_last(window)) return true;
+      if (is_convolution(traits) || window.rank != kSignal) return false;
     }
     // It sees a permuted image, which is row-major then.
     const WindowId then = windows_.intern(window.dtype, window.sizes(), other->strides, other->offset);
@@ -176,28 +181,34 @@ class Layouts {
   bool turns(const Operand& operand) const {
     return images_[operand.buffer].exists && has_channels_last(window_of(operand));
   }
-  // Whether the operator sees an image as one.
-  bool is_seen(const Operand& operand) const { return images_[operand.buffer].exists && !turns(operand); }
-
-  // Takes images from operators that have others which stay as they are, or become row-major.
-  // Returns whether there were any.
+  // Takes images from operators that would have operands of two layouts. Returns whether there were
+  // any.
   bool drop_mixed() {
     bool dropped = false;
     for (const Node& node : graph_.nodes) {
       const OpTraits& traits = op_table()[node.op];
       if (is_convolution(traits) || !keeps_layout(traits)) continue;
-      const Operand* const operands = graph_.operands_of(node);
-      const std::span<const Operand> all(operands, node.operand_count);
-      const auto first = std::ranges::find_if(all, [&](const Operand& operand) { return is_seen(operand); });
-      if (first == all.end()) continue;
-      const auto stays = [&](const Operand& operand) {
-        if (images_[operand.buffer].exists) return turns(operand);
-        return window_of(operand).rank == window_of(*first).rank && is_row_major_image(operand);
-      };
-      if (std::ranges::none_of(all, stays)) continue;
-      dropped = true;
+      const std::span<const Operand> all(graph_.operands_of(node), node.operand_count);
+      bool image = false, signal = false, turned = false;  // what would change
+      bool row_major = false, last = false;                // what stays
       for (const Operand& operand : all) {
-        if (is_seen(operand)) images_[operand.buffer] = Image();
+        const Window& window = window_of(operand);
+        if (turns(operand)) {
+          turned = true;
+        } else if (images_[operand.buffer].exists) {
+          (has_signals_ && window.rank == kSignal ? signal : image) = true;
+        } else if (has_channels_last(window)) {
+          last = true;
+        } else if (is_row_major_image(operand)) {
+          row_major = true;
+        }
+      }
+      const bool drops_seen = (image && signal) || turned || row_major;
+      const bool drops_turned = turned && last;
+      for (const Operand& operand : all) {
+        if (!images_[operand.buffer].exists || !(turns(operand) ? drops_turned : drops_seen)) continue;
+        images_[operand.buffer] = Image();
+        dropped = true;
       }
     }
     return dropped;
@@ -217,7 +228,7 @@ class Layouts {
       BufferId first = kNoBuffer;
       for (int i = 0; i < node.operand_count; ++i) {
         const BufferId buffer = graph_.operands_of(node)[i].buffer;
-        if (!is_seen(graph_.operands_of(node)[i])) continue;
+        if (!images_[buffer].exists || turns(graph_.operands_of(node)[i])) continue;
         if (convolves) {
           convolved.push_back(buffer);
         } else if (first == kNoBuffer) {

@@ -31,6 +31,8 @@
 #include <dlfcn.h>
 
 #include <filesystem>
+#include <string>
+#include <system_error>
 
 #include "backend/cuda/cuda_device.h"
 #endif
@@ -341,22 +343,28 @@ void make_current(void* stream) {
   }
 }
 
+bool has_torch_cuda() { return c10::impl::hasDeviceGuardImpl(c10::DeviceType::CUDA); }
+
 // Loads the part of torch for CUDA. Python's torch has loaded it; a program in C++ links the part
-// for the CPU, beside which it lies.
-void load_torch_cuda() {
+// for the CPU, beside which it lies. Returns why it cannot.
+std::string load_torch_cuda() {
   Dl_info part{};
-  if (dladdr(reinterpret_cast<void*>(&at::globalContext), &part) == 0 || part.dli_fname == nullptr) return;
-  const std::filesystem::path folder = std::filesystem::path(part.dli_fname).parent_path();
-  dlopen((folder / "libtorch_cuda.so").c_str(), RTLD_NOW | RTLD_GLOBAL);
+  if (dladdr(reinterpret_cast<void*>(&at::globalContext), &part) == 0 || part.dli_fname == nullptr) return "";
+  const std::filesystem::path library = std::filesystem::path(part.dli_fname).parent_path() / "libtorch_cuda.so";
+  std::error_code ignored;
+  if (!std::filesystem::exists(library, ignored)) return "this one is for the CPU only";
+  if (dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL) != nullptr) return "";
+  const char* const problem = dlerror();
+  return problem != nullptr ? problem : "";
 }
 
 }  // namespace
 
 Status connect_to_gpu() {
-  if (!c10::impl::hasDeviceGuardImpl(c10::DeviceType::CUDA)) load_torch_cuda();
-  if (!c10::impl::hasDeviceGuardImpl(c10::DeviceType::CUDA)) {
-    return Status(ErrorClass::kDevice,
-                  "the accelerator \"cuda\" needs a torch with CUDA; this one is for the CPU only");
+  const std::string problem = has_torch_cuda() ? "" : load_torch_cuda();
+  if (!has_torch_cuda()) {
+    return Status(ErrorClass::kDevice, "the accelerator \"cuda\" needs a torch with CUDA; " +
+                                           (problem.empty() ? "its part for CUDA was not found" : problem));
   }
   at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
   backend::set_stream_hook(&make_current);

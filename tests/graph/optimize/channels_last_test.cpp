@@ -139,6 +139,53 @@ TEST_CASE("signals between convolutions have their channels last, and what sees 
   }
 }
 
+TEST_CASE("a signal that is seen as an image of one row has the strides that PyTorch gives such") {
+  Images p;
+  p.sizes = {2, 3, 5};
+  const BufferId a = p.by(convolution(), {p.image(p.input(30))});
+  const BufferId b = p.empty(30);
+  p.add(test_ops().map, {p.operand(a, Access::kRead, {2, 3, 1, 5}, {15, 5, 5, 1}, 0),
+                         p.operand(b, Access::kWrite, {2, 3, 1, 5}, {15, 5, 5, 1}, 0)});
+  p.escape(p.by(convolution(), {p.image(b)}));
+  CHECK(changed(p) == 2);
+  auto saved = save(p);
+  use_channels_last(*saved);
+  for (const Operand& operand : saved->graph.operands) {
+    const Window& window = saved->windows[operand.window];
+    if (window.rank == 4) CHECK(std::ranges::equal(window.strides(), Sizes{15, 1, 15, 3}));
+  }
+}
+
+TEST_CASE("tokens of a signal stay transposed beside others that do") {
+  Images p;
+  p.sizes = {2, 3, 5};
+  const BufferId x = p.input(30);
+  const BufferId a = p.by(convolution(), {p.image(x)});
+  const auto tokens = [&](BufferId buffer, Access access) {
+    return p.operand(buffer, access, {2, 5, 3}, {15, 1, 5}, 0);
+  };
+  const BufferId sum = p.empty(30);
+  p.add(test_ops().map, {tokens(a, Access::kRead), tokens(x, Access::kRead), tokens(sum, Access::kWrite)});
+  p.escape(sum);
+  CHECK(changed(p) == 0);
+}
+
+TEST_CASE("a signal that meets an image stays row-major") {
+  Images p;
+  p.sizes = {2, 3, 5};
+  const BufferId a = p.by(convolution(), {p.image(p.input(30))});
+  const BufferId many = p.empty(120);
+  const auto image = [&](Access access) { return p.operand(many, access, {4, 2, 3, 5}, {30, 15, 5, 1}, 0); };
+  p.add(convolution(),
+        {p.operand(p.input(120), Access::kRead, {4, 2, 3, 5}, {30, 15, 5, 1}, 0), image(Access::kWrite)});
+  p.seen(test_ops().map, image(Access::kRead));
+  const BufferId sum = p.empty(120);
+  p.add(test_ops().map,
+        {image(Access::kRead), p.image(a), p.operand(sum, Access::kWrite, {4, 2, 3, 5}, {30, 15, 5, 1}, 0)});
+  p.escape(sum);
+  CHECK(changed(p) == 0);
+}
+
 TEST_CASE("three dimensions are no images where nothing convolves such") {
   Images p;
   const BufferId a = p.by(convolution(), {p.image(p.input(product(p.sizes)))});
