@@ -181,6 +181,7 @@ class Layouts {
   bool turns(const Operand& operand) const {
     return images_[operand.buffer].exists && has_channels_last(window_of(operand));
   }
+
   // Takes images from operators that would have operands of two layouts. Returns whether there were
   // any.
   bool drop_mixed() {

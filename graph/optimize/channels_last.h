@@ -8,10 +8,12 @@
 // A buffer gets the other layout if convolutions touch it, all that touch it keep layouts
 // (OpTraits::keeps_layout) or see it row-major only then, and every window of it can be expressed.
 // Pointwise operators, norms, pools and concatenations get operands of one layout, or none is
-// changed. Convolutions take any: one that reads the program's input reorders it as before. Three
-// dimensions are images where something convolves such; operators that see them as tokens
-// [sequences, length, channels] get row-major ones. Saved
-// programs whose sizes depend on those of inputs (SavedProgram::dynamic) are left alone.
+// changed. Convolutions take any: one that reads the program's input reorders it as before.
+//
+// Signals [signals, channels, length] are images where something convolves such. Operators that see
+// them as tokens [sequences, length, channels] get row-major ones.
+//
+// Saved programs whose sizes depend on those of inputs (SavedProgram::dynamic) are left alone.
 //
 // Thread safety: as the program's, or the graph's and its table's.
 

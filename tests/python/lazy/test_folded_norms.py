@@ -194,7 +194,7 @@ def test_signals(way: Callable) -> None:
     there, x = way(model), torch.randn(2, 3, 64)
     close(settled(there, x), model, x)
     on_device = x.to("hetero")
-    # With one for those of one pixel and those that are measured to be no faster.
+    # Those with a norm. The others run by what is measured to be the fastest.
     assert ran(lambda: there(on_device).cpu()).get(PACKED, 0) >= 2
     program = torch.hetero.compile(model, (x,))
     close(program(x), model, x)
