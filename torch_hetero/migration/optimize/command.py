@@ -174,7 +174,6 @@ def write_report(migrator: PipelineMigrator, path: str | None) -> None:
         Path(path).write_text(json.dumps(counts, indent=1), encoding="utf-8")
     else:
         Path(path).write_text("\n".join([migrator.report.text(), *migrator.notes, ""]), encoding="utf-8")
-    migrator.report.close()
 
 
 def run_optimize(chosen: argparse.Namespace) -> int:
