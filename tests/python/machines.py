@@ -52,7 +52,7 @@ class Run:
 
 RUNS = [
     Run("two_devices", "tests/python/", 3),
-    Run("two_devices", "tests/upstream/test_opinfo.py"),
+    Run("two_devices", "tests/upstream/test_opinfo.py", 350),
     # Files that do not ask for eager's bits where sums are concerned.
     *[
         Run("two_devices_fused", f"tests/python/{name}.py", 2)
@@ -77,8 +77,24 @@ RUNS = [
             "operators/test_errors",
         )
     ],
-    Run("own_kernels", "tests/upstream/test_opinfo.py", 150),
+    Run("own_kernels", "tests/upstream/test_opinfo.py", 100),
 ]
+
+# What does not run a second time with `--machines all`, though `RUNS` takes it: tests that choose their machine themselves, or
+# whose work is that of processes, files and tools. `--machines NAME` runs them there, too.
+ONCE = (
+    *[
+        f"tests/python/accelerator/{name}.py"
+        for name in ("test_costs", "test_faults", "test_four_devices", "test_simulation", "test_uploads")
+    ],
+    "tests/python/adapters/",
+    *[f"tests/python/device/{name}.py" for name in ("test_config", "test_config_docs", "test_import")],
+    "tests/python/kv/",
+    *[f"tests/python/migration/{name}.py" for name in ("test_command", "test_optimize", "test_workers")],
+    "tests/python/models/",
+    "tests/python/program/test_cpp_examples.py",
+    *[f"tests/python/tools/{name}.py" for name in ("test_demo", "test_dispatcher_page", "test_model_bench", "test_report")],
+)
 
 
 # What machines with an accelerator leave out, and why: tests of how the CPU does something when it is alone. Every other test
@@ -190,6 +206,8 @@ GPU = {
 
 def runs_of(path: str, chosen: str) -> dict[str, int | None]:
     """Returns the machines that a file's tests run on with `--machines chosen`, and how many sets of parameters of each test."""
+    if chosen == "all" and path.startswith(ONCE):
+        return {}
     return {run.machine: run.parameters for run in RUNS if path.startswith(run.tests) and chosen in (run.machine, "all")}
 
 

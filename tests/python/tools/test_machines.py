@@ -48,6 +48,12 @@ def test_every_run_has_tests(run: machines.Run) -> None:
     assert run.machine in machines.runs_of(run.tests, "all")
 
 
+@pytest.mark.parametrize("tests", machines.ONCE)
+def test_what_runs_once_exists_and_runs_on_a_machine_that_is_named(tests: str) -> None:
+    assert (FOLDER.parents[1] / tests).exists()
+    assert not machines.runs_of(tests, "all") and "two_devices" in machines.runs_of(tests, "two_devices")
+
+
 @pytest.mark.parametrize("test", [*machines.CPU_ALONE, *machines.BITS_OF_HOST_KERNELS])
 def test_what_is_left_out_exists(test: str) -> None:
     name, _, function = test.partition("::")
