@@ -25,11 +25,14 @@ struct Image {
   std::array<int64_t, kMostDimensions> sizes{}, rows{}, last{};
 
   Image() = default;
-  explicit Image(const Window& window) : exists(true), dtype(window.dtype), rank(window.rank) {
+  explicit Image(const Window& window) : Image(window, window.sizes()[1]) {}
+  // With so many channels, of which the window shows some.
+  Image(const Window& window, int64_t channels) : exists(true), dtype(window.dtype), rank(window.rank) {
     std::ranges::copy(window.sizes(), sizes.begin());
-    fill_row_major(window.sizes(), rows.data());
+    sizes[1] = channels;
+    fill_row_major(std::span(sizes.data(), static_cast<size_t>(rank)), rows.data());
     last[1] = 1;
-    int64_t stride = sizes[1];
+    int64_t stride = channels;
     for (int d = rank - 1; d > 1; --d) {
       last[d] = stride;
       stride *= sizes[d];
@@ -99,11 +102,15 @@ class Layouts {
         group_(graph_.buffers.size()) {}
 
   size_t run() {
+    if (!filters_are_small()) return 0;
     has_signals_ = std::ranges::any_of(graph_.nodes, [&](const Node& node) {
       return is_convolution(op_table()[node.op]) && window_of(*graph_.operands_of(node)).rank == kSignal;
     });
-    find_images(kSignal + 1, kMostDimensions);
-    if (has_signals_) find_images(kSignal, kSignal);
+    // What a convolution sees is an image, whatever others see, such as groups of its channels.
+    for (const bool convolved : {true, false}) {
+      find_images(kSignal + 1, kMostDimensions, convolved);
+      if (has_signals_) find_images(kSignal, kSignal, convolved);
+    }
     drop_what_may_not_change();
     if (std::ranges::none_of(images_, [](const Image& image) { return image.exists; })) return 0;
     while (drop_mixed()) continue;
@@ -121,8 +128,27 @@ class Layouts {
     return window.rank >= (has_signals_ ? kSignal : kSignal + 1) && window.rank <= kMostDimensions;
   }
   static bool is_convolution(const OpTraits& traits) { return traits.op_class == OpClass::kConvolution; }
+  // Each operand may have another layout.
+  static bool mixes(const OpTraits& traits) { return is_convolution(traits) || traits.op_class == OpClass::kCopy; }
   static bool keeps_layout(const OpTraits& traits) {
     return traits.keeps_layout || traits.op_class == OpClass::kPointwise;
+  }
+
+  // Of gradients of convolutions: whether their images gain more by the other layout than is lost
+  // by their filters, which are made row-major in the program's memory and brought into the images'
+  // layout by each kernel, as the filters' gradients are brought back. On two Zen 4 cores, an element
+  // of a filter costs 5 to 10 ns, and one of an image gains 1 to 3.
+  bool filters_are_small() const {
+    constexpr int64_t kLeastImages = 32;  // elements for each of filters
+    int64_t filters = 0, images = 0;
+    for (const Node& node : graph_.nodes) {
+      const std::vector<const Operand*> read = read_by_gradients(node);
+      if (read.empty()) continue;
+      const Window& filter = window_of(*read[2]);
+      images += window_of(*read[1]).numel;
+      if (filter.sizes()[1] > 1 && filter.numel > filter.sizes()[0] * filter.sizes()[1]) filters += filter.numel;
+    }
+    return images >= kLeastImages * filters;
   }
 
   template <typename Visit>
@@ -132,16 +158,38 @@ class Layouts {
     }
   }
 
-  void find_images(int least_rank, int most_rank) {
-    for_operands([&](const OpTraits&, const Operand& operand) {
+  void find_images(int least_rank, int most_rank, bool convolved) {
+    for_operands([&](const OpTraits& traits, const Operand& operand) {
+      if (convolved && !is_convolution(traits)) return;
       const Window& window = window_of(operand);
       Image& image = images_[operand.buffer];
       if (image.exists || temporary_[operand.buffer] == 0) return;
-      if (window.rank < least_rank || window.rank > most_rank || !window.contiguous || window.offset != 0) return;
-      if (static_cast<uint64_t>(window.last_byte) != graph_.buffers[operand.buffer].bytes) return;
-      image = Image(window);
-      if (!image.has_two()) image = Image();
+      if (window.rank < least_rank || window.rank > most_rank) return;
+      const auto bytes = static_cast<int64_t>(graph_.buffers[operand.buffer].bytes);
+      if (window.contiguous && window.offset == 0 && window.last_byte == bytes) {
+        image = Image(window);
+      } else if (convolved) {
+        image = image_of_channels(window, bytes);
+      }
+      if (image.exists && !image.has_two()) image = Image();
     });
+  }
+
+  // The row-major image of which the window shows some channels; none where it shows something
+  // else. Of a single image, some channels look like some images.
+  static Image image_of_channels(const Window& window, int64_t bytes) {
+    const std::span<const int64_t> sizes = window.sizes(), strides = window.strides();
+    int64_t pixels = 1;
+    for (size_t d = sizes.size() - 1; d > 1; --d) {
+      if (sizes[d] != 1 && strides[d] != pixels) return {};
+      pixels *= sizes[d];
+    }
+    const int64_t of_all = bytes / dtype_bytes(window.dtype);
+    if (window.numel == 0 || sizes[0] == 1 || (sizes[1] != 1 && strides[1] != pixels) ||
+        of_all % (sizes[0] * pixels) != 0)
+      return {};
+    const Image image(window, of_all / (sizes[0] * pixels));
+    return strides[0] == image.rows[0] ? image : Image();
   }
 
   void drop_what_may_not_change() {
@@ -182,13 +230,44 @@ class Layouts {
     return images_[operand.buffer].exists && has_channels_last(window_of(operand));
   }
 
+  // What a convolution's gradients are computed of: the gradient of its result, its input, and its
+  // filter. Nothing of another node.
+  std::vector<const Operand*> read_by_gradients(const Node& node) const {
+    std::vector<const Operand*> read;
+    for (const Operand& operand : std::span(graph_.operands_of(node), node.operand_count)) {
+      if (operand.reads() && window_of(operand).rank >= kSignal) read.push_back(&operand);
+    }
+    if (read.size() != 3 || !is_convolution(op_table()[node.op])) read.clear();
+    return read;
+  }
+
+  // Gradients of a convolution have the layout of its input, whose gradient is one of them. Returns
+  // whether there were any that had not.
+  bool drop_gradients(const Node& node) {
+    const std::vector<const Operand*> read = read_by_gradients(node);
+    if (read.empty() || images_[read[1]->buffer].exists || !is_row_major_image(*read[1])) return false;
+    const Window& input = window_of(*read[1]);
+    const std::span all(graph_.operands_of(node), node.operand_count);
+    const bool has_gradient = std::ranges::any_of(all, [&](const Operand& operand) {
+      return !operand.reads() && std::ranges::equal(window_of(operand).sizes(), input.sizes());
+    });
+    if (!has_gradient) return false;
+    bool dropped = false;
+    for (const Operand& operand : all) {
+      dropped |= images_[operand.buffer].exists;
+      images_[operand.buffer] = Image();
+    }
+    return dropped;
+  }
+
   // Takes images from operators that would have operands of two layouts. Returns whether there were
   // any.
   bool drop_mixed() {
     bool dropped = false;
     for (const Node& node : graph_.nodes) {
       const OpTraits& traits = op_table()[node.op];
-      if (is_convolution(traits) || !keeps_layout(traits)) continue;
+      if (is_convolution(traits)) dropped |= drop_gradients(node);
+      if (mixes(traits) || !keeps_layout(traits)) continue;
       const std::span<const Operand> all(graph_.operands_of(node), node.operand_count);
       bool image = false, signal = false, turned = false;  // what would change
       bool row_major = false, last = false;                // what stays
@@ -225,7 +304,9 @@ class Layouts {
     std::iota(group_.begin(), group_.end(), BufferId{0});
     std::vector<BufferId> convolved;
     for (const Node& node : graph_.nodes) {
-      const bool convolves = is_convolution(op_table()[node.op]);
+      const OpTraits& traits = op_table()[node.op];
+      const bool convolves = is_convolution(traits);
+      if (mixes(traits) && !convolves) continue;
       BufferId first = kNoBuffer;
       for (int i = 0; i < node.operand_count; ++i) {
         const BufferId buffer = graph_.operands_of(node)[i].buffer;

@@ -9,6 +9,10 @@
 // (OpTraits::keeps_layout) or see it row-major only then, and every window of it can be expressed.
 // Pointwise operators, norms, pools and concatenations get operands of one layout, or none is
 // changed. Convolutions take any: one that reads the program's input reorders it as before.
+// Copies take any, too. Gradients of a convolution have the layout of its input.
+//
+// Where a program computes gradients of convolutions, as a training step does, nothing is changed
+// if their filters are large beside their images. Depthwise and 1 x 1 filters have one layout only.
 //
 // Signals [signals, channels, length] are images where something convolves such. Operators that see
 // them as tokens [sequences, length, channels] get row-major ones.

@@ -1,12 +1,14 @@
 #include "ops/record/match.h"
 
 #include "ops/record/encoder.h"
+#include "ops/settings/parallel.h"
 
 namespace hetero::ops {
 
 template class Encoder<Match>;
 
 bool Match::append(std::span<const at::Tensor> outputs) {
+  keep_backward_here();
   appended_ = true;
   return recorder_.append_expected(expected_, outputs);
 }

@@ -458,11 +458,10 @@ bool Recorder::cut_ancestors(std::span<HeteroStorage* const> storages, bool read
   if (reuse && like_trie && at_->plans().needs_all(wanted_, readers, version_)) return cut_all(reuse, cut, fetched);
   write_down();
   select_ancestors(storages, readers);
-  for (const uint8_t selected : selected_) {
-    if (!selected) {
-      split(reuse, cut, fetched);
-      return true;
-    }
+  if (std::ranges::any_of(selected_, [](uint8_t selected) { return selected == 0; }) &&
+      (readers || !reuse || captures_ || !rest_uses_temporaries())) {
+    split(reuse, cut, fetched);
+    return true;
   }
   if (reuse && like_trie) at_->plans().learn_needs_all(wanted_, readers, trie_.version());
   return cut_all(reuse, cut, fetched);
@@ -491,16 +490,44 @@ void Recorder::select_ancestors(std::span<HeteroStorage* const> storages, bool r
   }
 }
 
-// Of the nodes that are not selected, those whose results nobody can see any more are dropped:
-// marks them in `selected_`. Else what a program computes and forgets would stay pending for ever,
-// in front of everything that it does later.
-void Recorder::drop_dead() {
-  describe_buffers();
+// Which buffers have an owner beside the trace, in `needed_`.
+void Recorder::find_owned() {
   needed_.assign(holds_.size(), 0);
   for (size_t b = 0; b < holds_.size(); ++b) {
     const size_t owners = c10::raw::intrusive_ptr::use_count(holds_[b].storage());
     needed_[b] = owners > (holds_[b].strong() ? 1 : 0);
   }
+}
+
+// Whether nodes that are not selected use what selected ones compute and nobody else can see any
+// more, as a backward pass does when the loss is read behind it. As parts of one program, they have
+// no such values between them, which would have to be kept whole and in PyTorch's layout. Never
+// with a rest that does more than compute: what reads files, and operators of the program's own.
+bool Recorder::rest_uses_temporaries() {
+  for (size_t i = 0; i < trace_.nodes.size(); ++i) {
+    const graph::OpTraits& traits = graph::op_table()[trace_.nodes[i].op];
+    if (selected_[i] == 0 && (traits.host_task || traits.is_foreign || traits.side_effects)) return false;
+  }
+  find_owned();
+  std::vector<uint8_t>& computed = live_;
+  computed.assign(holds_.size(), 0);
+  for (size_t i = 0; i < trace_.nodes.size(); ++i) {
+    const graph::Node& node = trace_.nodes[i];
+    for (const graph::Operand& operand : std::span(trace_.operands_of(node), node.operand_count)) {
+      if (needed_[operand.buffer] != 0) continue;
+      if (selected_[i] == 0 && computed[operand.buffer] != 0) return true;
+      if (selected_[i] != 0 && operand.writes()) computed[operand.buffer] = 1;
+    }
+  }
+  return false;
+}
+
+// Of the nodes that are not selected, those whose results nobody can see any more are dropped:
+// marks them in `selected_`. Else what a program computes and forgets would stay pending for ever,
+// in front of everything that it does later.
+void Recorder::drop_dead() {
+  describe_buffers();
+  find_owned();
   live_ = selected_;
   count(counters().dead_nodes, find_live(trace_, needed_, live_));
   for (size_t i = 0; i < live_.size(); ++i) {

@@ -103,9 +103,10 @@ class Recorder {
 
   // Moves nodes from the trace to `cut`: all of them, or those that must run so that `storages`
   // have their final bytes. With `readers`, also those that read them. Returns false when nothing
-  // has to run. `reuse`: a plan of the same trace may stand for its nodes. `fetched`, if not null:
-  // the host reads its bytes after the run, and they may be on an accelerator then. REQUIRES: the
-  // executor lock as well; `cut` is clear.
+  // has to run. `reuse`: a plan of the same trace may stand for its nodes; then all of them run,
+  // too, where the rest uses temporaries of those that must, or did when the trace was seen before.
+  // `fetched`, if not null: the host reads its bytes after the run, and they may be on an
+  // accelerator then. REQUIRES: the executor lock as well; `cut` is clear.
   bool cut_all(bool reuse, Cut& cut, const HeteroStorage* fetched = nullptr);
   // Takes the beginning of a trace that has become too long, so that the rest begins where an
   // earlier trace began. A loop that reads nothing is then cut at the same place of its body every
@@ -161,6 +162,8 @@ class Recorder {
   void describe_buffers();
   void select_ancestors(std::span<HeteroStorage* const> storages, bool readers);
   size_t find_beginning() const;
+  void find_owned();
+  bool rest_uses_temporaries();
   void drop_dead();
   void split(bool reuse, Cut& cut, const HeteroStorage* fetched = nullptr);
   void take_all(Cut& cut);

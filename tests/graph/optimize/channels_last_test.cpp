@@ -35,6 +35,11 @@ OpId stubborn() {
   return id;
 }
 
+OpId copy() {
+  static const OpId id = named("test::copy", OpClass::kCopy, true);
+  return id;
+}
+
 int64_t product(const Sizes& sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies());
 }
@@ -263,6 +268,72 @@ TEST_CASE("tensors that convolutions see with their channels last already stay a
                          p.operand(tokens, Access::kWrite, {2, 4, 5, 3}, {60, 15, 3, 1}, 0)});
   p.escape(p.by(convolution(), {p.operand(tokens, Access::kRead, p.sizes, {60, 1, 15, 3}, 0)}));
   CHECK(changed(p) == 0);
+}
+
+TEST_CASE("gradients of convolutions want images that are large beside their filters") {
+  for (const Sizes& filter : {Sizes{3, 3, 3, 3}, Sizes{3, 3, 1, 1}, Sizes{3, 1, 3, 3}}) {
+    Images p;
+    const BufferId a = p.by(convolution(), {p.image(p.input(product(p.sizes)))});
+    const Operand weight = p.operand(p.input(product(filter)), Access::kRead, filter, rows(filter), 0);
+    const BufferId gradient = p.by(convolution(), {p.image(a), p.image(a), weight});
+    p.escape(p.by(convolution(), {p.image(gradient)}));
+    // 120 elements of images for 81 of a filter that has two layouts.
+    CHECK(changed(p) == (filter == Sizes{3, 3, 3, 3} ? 0 : 2));
+  }
+}
+
+TEST_CASE("what a convolution sees is an image, though an operator before it sees groups of its channels") {
+  Images p;
+  p.sizes = {2, 6, 4, 5};
+  const BufferId a = p.by(convolution(), {p.image(p.input(product(p.sizes)))});
+  const BufferId shuffled = p.empty(product(p.sizes));
+  const Sizes groups{2, 3, 2, 4, 5};
+  p.add(test_ops().map, {p.operand(a, Access::kRead, groups, {120, 20, 60, 5, 1}, 0),
+                         p.operand(shuffled, Access::kWrite, groups, rows(groups), 0)});
+  p.escape(p.by(convolution(), {p.image(shuffled)}));
+  CHECK(changed(p) == 2);
+}
+
+TEST_CASE("an image of which convolutions see some channels only is one") {
+  Images p;
+  p.sizes = {2, 6, 4, 5};
+  const BufferId a = p.by(convolution(), {p.image(p.input(product(p.sizes)))});
+  const BufferId shuffled = p.empty(product(p.sizes));
+  const Sizes groups{2, 3, 2, 4, 5}, half{2, 3, 4, 5};
+  p.add(test_ops().map, {p.operand(a, Access::kRead, groups, {120, 20, 60, 5, 1}, 0),
+                         p.operand(shuffled, Access::kWrite, groups, rows(groups), 0)});
+  for (const int64_t offset : {0, 60}) {
+    const BufferId made = p.empty(product(half));
+    p.add(convolution(), {p.operand(shuffled, Access::kRead, half, {120, 20, 5, 1}, offset),
+                          p.operand(made, Access::kWrite, half, rows(half), 0)});
+    p.escape(made);
+  }
+  CHECK(changed(p) == 2);
+}
+
+TEST_CASE("a copy of tokens leaves the layout of what it copies alone") {
+  Images p;
+  const BufferId a = p.by(test_ops().map, {p.image(p.by(convolution(), {p.image(p.input(product(p.sizes)))}))});
+  p.seen(copy(), p.operand(a, Access::kRead, {2, 4, 5, 3}, {60, 5, 1, 20}, 0));
+  CHECK(changed(p) == 2);
+}
+
+TEST_CASE("gradients of a convolution whose input is row-major are row-major, but for the first one's") {
+  for (const bool of_input : {false, true}) {
+    Images p;
+    const BufferId x = p.input(product(p.sizes));
+    const Operand weight = p.operand(p.input(9), Access::kRead, {3, 3, 1, 1}, {3, 1, 1, 1}, 0);
+    const BufferId gradient = p.by(convolution(), {p.image(p.input(product(p.sizes)))});
+    std::vector<Operand> operands{p.image(gradient), p.image(x), weight};
+    const BufferId of_weight = p.empty(9);
+    const BufferId made = p.empty(product(p.sizes));
+    if (of_input) operands.push_back(p.image(made, Access::kWrite));
+    operands.push_back(p.operand(of_weight, Access::kWrite, {3, 3, 1, 1}, {3, 1, 1, 1}, 0));
+    p.add(convolution(), std::move(operands));
+    p.escape(of_weight);
+    if (of_input) p.escape(p.by(convolution(), {p.image(made)}));
+    CHECK(use_channels_last(*save(p)) == (of_input ? 0 : 1));
+  }
 }
 
 TEST_CASE("random windows of images hold the same values in either layout") {

@@ -28,6 +28,13 @@ def test_it_runs_where_it_is_called() -> None:
     assert ran == called
 
 
+def test_it_runs_where_it_is_called_if_another_thread_recorded_the_same() -> None:
+    # Each thread begins at the root of the trie, where it finds its first call.
+    for _ in range(3):
+        [(ran, called)] = in_threads(1, lambda _: threads_of_a_backward_pass())
+        assert ran == called
+
+
 def test_threads_that_never_used_the_device_are_left_alone() -> None:
     assert in_threads(1, lambda _: torch.autograd.is_multithreading_enabled()) == [True]
 
