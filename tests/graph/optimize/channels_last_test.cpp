@@ -36,7 +36,7 @@ OpId stubborn() {
 }
 
 OpId copy() {
-  static const OpId id = named("test::copy", OpClass::kCopy, true);
+  static const OpId id = named("test::copy of either layout", OpClass::kCopy, true);
   return id;
 }
 
