@@ -58,6 +58,11 @@ def train(
     return losses
 
 
+def gradients_read(capfd: pytest.CaptureFixture[str]) -> list[str]:
+    """The first operands of gradients of convolutions and norms, as logged: with strides where they are not row-major."""
+    return re.findall(r"aten::(?:convolution|native_batch_norm)_backward\(read b\d+:\S+", capfd.readouterr().err)
+
+
 def test_a_step_whose_loss_is_read_last_is_one_program(unfused: None) -> None:
     there = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3)).to("hetero")
     batches = [torch.randn(4, 8).to("hetero") for _ in range(5)]
@@ -149,16 +154,18 @@ def test_a_network_of_small_filters_trains_as_in_float64(way: str, capfd: pytest
     expected = train(truth, truth, [x.double() for x in batches])
     assert torch.allclose(torch.tensor(actual), torch.tensor(expected, dtype=torch.float32), rtol=1e-3)
     if way == "lazily" and accelerator() == "none":
-        # The strides of the first operand are printed where it is not row-major.
-        calls = re.findall(r"aten::(?:convolution|native_batch_norm)_backward\(read b\d+:\S+", capfd.readouterr().err)
-        assert sum("{" in call for call in calls[-12:]) > 6
+        assert sum("{" in gradient for gradient in gradients_read(capfd)[-12:]) > 6
 
 
-def test_images_of_large_filters_are_row_major() -> None:
+def test_images_of_large_filters_are_row_major(capfd: pytest.CaptureFixture[str]) -> None:
     model = nn.Sequential(
         nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.Flatten(1))
     there, truth = copy.deepcopy(model).to("hetero"), copy.deepcopy(model).double()
     batches = [torch.randn(1, 3, 8, 8) for _ in range(5)]
     expected = train(truth, truth, [x.double() for x in batches])
+    torch.hetero.config.log = 2
     actual = train(there, there, [x.to("hetero") for x in batches])
+    torch.hetero.config.log = 0
     assert torch.allclose(torch.tensor(actual), torch.tensor(expected, dtype=torch.float32), rtol=1e-4)
+    gradients = gradients_read(capfd)
+    assert gradients and not any("{" in gradient for gradient in gradients)
