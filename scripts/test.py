@@ -53,6 +53,8 @@ CASES = [
 ]
 # tests/graph and tests/backend return early where there is no GPU; Catch2 takes that for a pass.
 RETURNED_EARLY = re.compile(r"^(\d+) tests skipped: ", re.M)
+# Lines of a stage that name what failed in it.
+FAILURE = re.compile(r"^.*(?:\bFAILED\b|\*\*\*Failed|\*\*\*Exception|: runtime error: |^SUMMARY: |\bwarning: ).*$", re.M)
 PYTEST_LINE = re.compile(r"^[=\s]*((?:\d+ [a-z]+, )*\d+ [a-z]+) in [\d.]+s", re.M)
 PYTEST_OUTCOMES = {
     "passed": "passed", "xpassed": "passed", "failed": "failed", "error": "failed", "errors": "failed", "skipped": "skipped",
@@ -92,14 +94,17 @@ class Stage:
     # Added to the environment.
     variables: dict[str, str] = field(default_factory=dict)
     output: str = ""
+    failed: int = 0
 
     def run(self) -> Counter[str]:
         """Runs the command, shows its output, and counts its cases."""
         print(f"\n== {self.name}", flush=True)
         if self.unless:
-            print(self.unless.lstrip("!"))
+            self.output = self.unless.lstrip("!")
+            print(self.output)
             self.broke_off = self.unless.startswith("!")
-            return Counter(failed=1) if self.unless.startswith("!") else Counter(skipped=1)
+            self.failed = int(self.broke_off)
+            return Counter(failed=1) if self.broke_off else Counter(skipped=1)
         start = time.monotonic()
         text = []
         for log in self.logs:
@@ -121,8 +126,14 @@ class Stage:
             counts["failed"] += 1
         if not sum(counts.values()):
             counts["passed"] += 1
+        self.failed = counts["failed"]
         print(f"-- {self.name}: {time.monotonic() - start:.0f} s, {summary(counts)}", flush=True)
         return counts
+
+    def failures(self) -> list[str]:
+        """What failed, a line each: those that say so, or the last ones of the output."""
+        lines = list(dict.fromkeys(line.strip() for line in FAILURE.findall(self.output)))
+        return lines[:12] or self.output.splitlines()[-5:]
 
 
 def summary(counts: Counter[str]) -> str:
@@ -269,6 +280,12 @@ def main() -> int:
     print("\n== seconds")
     for name, taken in [*seconds, ("all", time.monotonic() - start)]:
         print(f"{taken:6.0f} {name}")
+    if total["failed"]:
+        # Last, where a log that was cut still has it.
+        print("\n== failed")
+        for stage in ran:
+            if stage.failed:
+                print("\n".join([f"{stage.name}: {stage.failed}", *(f"  {line[:200]}" for line in stage.failures())]))
     print(summary(total), flush=True)
     return 1 if total["failed"] else 0
 
