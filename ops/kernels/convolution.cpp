@@ -19,6 +19,8 @@
 #include <vector>
 
 #include "backend/cpu/kernels/convolution.h"
+#include "backend/cpu/kernels/depthwise.h"
+#include "backend/cpu/vector/scratch.h"
 #include "ops/kernels/blas.h"
 #include "ops/kernels/boxed.h"
 #include "ops/kernels/kernel.h"
@@ -88,7 +90,8 @@ struct Convolution {
   ConvolutionShape shape;
   Settings settings;
   std::optional<Norm> norm;
-  bool unfolds = false;     // ours can compute it
+  // That of ours which can compute it; kStock where none can.
+  Implementation ours = Implementation::kStock;
   bool is_product = false;  // of the pixels, with the channels of each together, by the weight
   int input, weight, bias = -1, grad_output = -1;
   int output = -1, grad_input = -1, grad_weight = -1, grad_bias = -1;
@@ -275,11 +278,15 @@ bool recognize_forward(const graph::Invocation& invocation, Convolution& call, b
   call.shape.groups = call.settings.groups;
   call.shape.input_last = !input.contiguous;
   call.shape.output_last = !output.contiguous;
-  call.unfolds = input.rank < 5 && !call.settings.transposed && call.settings.groups == 1 &&
-                 all_row_major(invocation) && backend::convolution_fits(geometry);
-  const bool channels_together = (call.shape.input_last && call.shape.output_last) || geometry.pixels() == 1;
-  call.is_product = input.rank <= 4 && !call.settings.transposed && call.settings.groups == 1 && geometry.pointwise() &&
-                    channels_together;
+  const bool planar = input.rank <= 4 && !call.settings.transposed;
+  const bool all_last = call.shape.input_last && call.shape.output_last;
+  if (planar && call.settings.groups == 1 && all_row_major(invocation) && backend::convolution_fits(geometry)) {
+    call.ours = Implementation::kUnfolded;
+  } else if (planar && all_last && weight.contiguous && weight.sizes()[1] == 1 &&
+             geometry.outputs == geometry.channels) {
+    call.ours = Implementation::kDepthwise;
+  }
+  call.is_product = planar && call.settings.groups == 1 && geometry.pointwise() && (all_last || geometry.pixels() == 1);
   call.shape.work = call.settings.transposed ? ConvolutionWork::kTransposed
                     : call.bias >= 0         ? ConvolutionWork::kForwardWithBias
                                              : ConvolutionWork::kForward;
@@ -324,7 +331,7 @@ bool recognize_backward(const graph::Invocation& invocation, Convolution& call) 
   const graph::Window& weight = window_of(invocation, call.weight);
   ConvolutionGeometry& geometry = call.shape.geometry;
   if (!geometry_of(input, weight, call.settings, geometry)) return false;
-  call.unfolds = backend::convolution_fits(geometry);
+  if (backend::convolution_fits(geometry)) call.ours = Implementation::kUnfolded;
   call.shape.work = ConvolutionWork::kBackward;
   call.shape.gradients =
       static_cast<uint8_t>((call.grad_input >= 0 ? kOfInput : 0) | (call.grad_weight >= 0 ? kOfWeight : 0) |
@@ -468,7 +475,22 @@ void run_unfolded(const ConvolutionShape& shape, const Numbers& numbers) {
   }
 }
 
+void run_depthwise(const ConvolutionShape& shape, const Numbers& numbers, const float* taps) {
+  backend::depthwise({.geometry = shape.geometry,
+                      .input = numbers.input,
+                      .taps = taps,
+                      .bias = numbers.bias,
+                      .output = numbers.output});
+}
+
 at::IntArrayRef sizes_of(const graph::Window& window) { return {window.dims, static_cast<size_t>(window.rank)}; }
+
+// Those of backend::Depthwise.
+at::Tensor taps_of(const ConvolutionGeometry& geometry, const float* weight) {
+  at::Tensor taps = at::empty({geometry.kernel() * geometry.channels}, at::TensorOptions(at::kFloat));
+  backend::depthwise_taps(geometry, weight, taps.mutable_data_ptr<float>());
+  return taps;
+}
 
 // Whether the operands have their values already, or only those that have a binding.
 enum class Values : uint8_t { kAll, kBound };
@@ -534,6 +556,10 @@ class Sample {
         if (!packed_.defined()) packed_ = packed_filter(settings_, weight_, input_.sizes());
         make_packed();
         break;
+      case Implementation::kDepthwise:
+        if (!taps_.defined()) taps_ = taps_of(shape_.geometry, numbers_.weight);
+        run_depthwise(shape_, numbers_, taps_.const_data_ptr<float>());
+        break;
       case Implementation::kStock:
         run_stock();
         break;
@@ -564,14 +590,14 @@ class Sample {
   const Settings& settings_;
   KernelTensors aliases_;
   Numbers numbers_;
-  at::Tensor input_, weight_, grad_output_, packed_;
+  at::Tensor input_, weight_, grad_output_, packed_, taps_;
   std::optional<at::Tensor> bias_;
   std::array<at::Tensor, 4> results_;
 };
 
 ConvolutionChoice choose(const graph::Invocation& invocation, const Convolution& call, Values values) {
-  if (!call.unfolds) return {};
-  const std::vector<Implementation> candidates{Implementation::kStock, Implementation::kUnfolded};
+  if (call.ours == Implementation::kStock) return {};
+  const std::vector<Implementation> candidates{Implementation::kStock, call.ours};
   const Measured measured = Sample(invocation, call, values).measure(candidates);
   return {.plain = candidates[fastest(measured)], .sure = measured.repeated};
 }
@@ -600,7 +626,7 @@ ConvolutionChoice chosen(const graph::Invocation& invocation, const Convolution&
     choices.learn(call.shape, *choice);
   }
   // A call of similar size may have been one that ours can compute.
-  if (!call.unfolds) choice->plain = Implementation::kStock;
+  if (choice->plain != call.ours) choice->plain = Implementation::kStock;
   if (!choice->packed && filters != nullptr && filters->worth_packing() && may_pack_more()) {
     choice = try_packing(invocation, call, *choice);
     if (choice->packed) {
@@ -650,13 +676,33 @@ const at::Tensor* packed_now(const graph::Invocation& invocation, const Convolut
   });
 }
 
+// The taps of a depthwise call, kept or in the thread's memory.
+const float* taps_now(const graph::Invocation& invocation, const Convolution& call, PackedWeights* filters) {
+  const ConvolutionGeometry& geometry = call.shape.geometry;
+  const float* const weight = read(invocation, call.weight);
+  const int64_t numbers = geometry.kernel() * geometry.channels;
+  if (filters != nullptr && filters->worth_packing()) {
+    PackedKey key = key_of(invocation, call);
+    key.form = PackedForm::kTaps;
+    const auto bytes = numbers * static_cast<int64_t>(sizeof(float));
+    const auto make = [&] { return PackedWeights::Made{taps_of(geometry, weight), bytes}; };
+    if (const at::Tensor* const taps = filters->find_or_make(key, bytes, make)) return taps->const_data_ptr<float>();
+  }
+  static thread_local backend::Scratch memory;
+  auto* const taps = memory.get<float>(numbers);
+  backend::depthwise_taps(geometry, weight, taps);
+  return taps;
+}
+
 // An output operand's memory: as planned, or brought.
 class Output {
  public:
   Output(const graph::Invocation& invocation, KernelTensors& tensors, int operand)
       : tensors_(tensors), operand_(operand) {
     if (operand < 0 || tensors.has_memory(operand)) return;
-    brought_ = at::empty(sizes_of(window_of(invocation, operand)), at::TensorOptions(at::kFloat));
+    const graph::Window& window = window_of(invocation, operand);
+    const at::IntArrayRef strides(window.strides().data(), static_cast<size_t>(window.rank));
+    brought_ = at::empty_strided(sizes_of(window), strides, at::TensorOptions(at::kFloat));
   }
   float* numbers() {
     if (operand_ < 0) return nullptr;
@@ -772,7 +818,7 @@ bool run_recognized(const graph::Invocation& invocation, Convolution& call) {
   if (call.is_product && !is_forced && run_pixel_product(invocation, product_of(call))) return true;
   call.shape.threads = at::get_num_threads();
   PackedWeights* const filters = packed_filters(invocation, call);
-  if (!call.unfolds && filters == nullptr) return false;
+  if (call.ours == Implementation::kStock && filters == nullptr) return false;
   Isolated isolated;
   if (filters != nullptr) filters->note_use();
   const ConvolutionChoice choice = chosen(invocation, call, filters);
@@ -780,7 +826,23 @@ bool run_recognized(const graph::Invocation& invocation, Convolution& call) {
     run_packed(invocation, call, *packed);
     return true;
   }
-  if (choice.plain != Implementation::kUnfolded || !call.unfolds) return false;
+  if (choice.plain == Implementation::kStock || choice.plain != call.ours) return false;
+  if (call.ours == Implementation::kDepthwise) {
+    run_as_operator(OwnKernel::kDepthwise, invocation, [&] {
+      KernelTensors tensors(invocation);
+      Output output(invocation, tensors, call.output);
+      const float* const taps = taps_now(invocation, call, filters);
+      run_depthwise(call.shape,
+                    {.input = read(invocation, call.input),
+                     .weight = nullptr,
+                     .bias = read(invocation, call.bias),
+                     .output = output.numbers(),
+                     .gradients = {}},
+                    taps);
+      output.deliver();
+    });
+    return true;
+  }
   const bool backward = call.shape.work == ConvolutionWork::kBackward;
   run_as_operator(backward ? OwnKernel::kConvolutionBackward : OwnKernel::kConvolution, invocation, [&] {
     KernelTensors tensors(invocation);
@@ -807,7 +869,7 @@ void settle(const graph::Invocation& invocation, const Convolution& call, const 
   for (int tries = 0; !choice || (!choice->sure && tries > 0 && tries < kMostTries); ++tries) {
     choice = choose(invocation, call, Values::kBound);
   }
-  if (!call.unfolds) choice->plain = Implementation::kStock;
+  if (choice->plain != call.ours) choice->plain = Implementation::kStock;
   for (int tries = 1; filters != nullptr && may_pack_more() && !choice->packed && tries <= kMostTries; ++tries) {
     choice = try_packing(invocation, call, *choice, Values::kBound, tries == kMostTries);
   }
@@ -818,11 +880,13 @@ void prepare(const graph::Invocation& invocation, Convolution& call) {
   if (call.is_product) return prepare_pixel_product(invocation, product_of(call));
   call.shape.threads = at::get_num_threads();
   PackedWeights* const filters = packed_filters(invocation, call);
-  if (!call.unfolds && filters == nullptr) return;
+  if (call.ours == Implementation::kStock && filters == nullptr) return;
   if (filters != nullptr) filters->note_that_bytes_stay();
   Isolated isolated;
   settle(invocation, call, filters);
-  packed_now(invocation, call, chosen(invocation, call, filters), filters);
+  const ConvolutionChoice choice = chosen(invocation, call, filters);
+  const bool packed = packed_now(invocation, call, choice, filters) != nullptr;
+  if (!packed && choice.plain == Implementation::kDepthwise) taps_now(invocation, call, filters);
 }
 
 // Whether others than the stock kernel may run at all.
@@ -888,6 +952,8 @@ ConvolutionCounts convolution_counts() {
   }
   counts.runs[static_cast<int>(Implementation::kPacked)] =
       counters().own_kernels[static_cast<size_t>(OwnKernel::kPackedConvolution)];
+  counts.runs[static_cast<int>(Implementation::kDepthwise)] =
+      counters().own_kernels[static_cast<size_t>(OwnKernel::kDepthwise)];
   counts.measurements = measurements;
   return counts;
 }

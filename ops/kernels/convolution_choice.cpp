@@ -7,7 +7,7 @@
 namespace hetero::ops {
 namespace {
 
-constexpr const char* kNames[kConvolutionImplementations] = {"stock", "unfolded", "packed"};
+constexpr const char* kNames[kConvolutionImplementations] = {"stock", "unfolded", "packed", "depthwise"};
 constexpr const char* kLayouts[] = {"rows", "last"};
 constexpr const char* kPacked[] = {"plain", "packed", "untried"};
 constexpr const char* kWorks[] = {"forward", "forward+bias", "backward", "transposed"};

@@ -18,11 +18,12 @@
 namespace hetero::ops {
 
 enum class ConvolutionImplementation : uint8_t {
-  kStock,     // ATen's kernel
-  kUnfolded,  // backend/cpu/kernels/convolution.h
-  kPacked,    // oneDNN's, with a weight in its layout that is kept
+  kStock,      // ATen's kernel
+  kUnfolded,   // backend/cpu/kernels/convolution.h
+  kPacked,     // oneDNN's, with a weight in its layout that is kept
+  kDepthwise,  // backend/cpu/kernels/depthwise.h
 };
-inline constexpr int kConvolutionImplementations = 3;
+inline constexpr int kConvolutionImplementations = 4;
 const char* to_string(ConvolutionImplementation implementation);
 
 // The operation of a call.
@@ -32,7 +33,7 @@ enum ConvolutionGradient : uint8_t { kOfInput = 1, kOfWeight = 2, kOfBias = 4 };
 
 // The properties of a call that the choice depends on.
 struct ConvolutionShape {
-  static constexpr const char* kKind = "convolution 2";
+  static constexpr const char* kKind = "convolution 3";
   ConvolutionWork work = ConvolutionWork::kForward;
   uint8_t gradients = 0;
   backend::ConvolutionGeometry geometry;

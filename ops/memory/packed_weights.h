@@ -26,7 +26,7 @@ namespace hetero::ops {
 
 inline constexpr int kUsesBeforePacking = 8;
 
-enum class PackedForm : uint8_t { kPanels, kTiles, kBlas, kFilter, kFilterBias, kLstmInput, kLstmHidden };
+enum class PackedForm : uint8_t { kPanels, kTiles, kBlas, kFilter, kFilterBias, kTaps, kLstmInput, kLstmHidden };
 
 // A matrix [n, k] in a storage, and the form it is packed in.
 struct PackedKey {

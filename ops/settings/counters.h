@@ -59,6 +59,7 @@ const char* to_string(SyncReason reason);
   X(kPackedLstm, "LSTM layers with packed weights")               \
   X(kConvolution, "convolutions as products over all images")     \
   X(kPackedConvolution, "convolutions with a packed weight")      \
+  X(kDepthwise, "depthwise convolutions")                         \
   X(kConvolutionBackward, "gradients of convolutions, likewise")  \
   X(kAttention, "attention")                                      \
   X(kAttentionBackward, "gradients of attention")                 \

@@ -130,6 +130,42 @@ TEST_F(ConvolutionTest, ComputesWhatTheCpuComputes) {
   }
 }
 
+const Case kDepthwiseCases[] = {
+    {.input = {2, 17, 9, 7}, .weight = {17, 1, 3, 3}, .padding = {1, 1}, .groups = 17},
+    {.input = {1, 16, 10, 10}, .weight = {16, 1, 5, 3}, .stride = {2, 1}, .dilation = {1, 2}, .groups = 16},
+    {.input = {3, 40, 6, 6}, .weight = {40, 1, 7, 7}, .padding = {3, 3}, .groups = 40},
+};
+
+TEST_F(ConvolutionTest, DepthwiseOnesComputeWhatTheCpuComputes) {
+  const auto runs = [] { return convolution_counts().runs[static_cast<int>(Implementation::kDepthwise)]; };
+  for (const Case& c : kDepthwiseCases) {
+    SCOPED_TRACE(c10::str(c.input, " ", c.weight));
+    const at::Tensor x = numbers(c.input, 1).contiguous(at::MemoryFormat::ChannelsLast);
+    const at::Tensor w = numbers(c.weight, 2), bias = numbers({c.weight[0]}, 3);
+    const at::Tensor x_there = settled(on_device(x)), w_there = settled(on_device(w)),
+                     bias_there = settled(on_device(bias));
+    force_convolution_implementation(Implementation::kDepthwise);
+    // Beyond kUsesBeforePacking the taps are kept, until the weight changes.
+    for (int use = 0; use < 2 * kUsesBeforePacking; ++use) {
+      const int64_t before = runs();
+      EXPECT_TRUE(close(c.forward(x_there, w_there, std::nullopt), c.forward(x, w, std::nullopt)));
+      EXPECT_TRUE(close(c.forward(x_there, w_there, bias_there), c.forward(x, w, bias)));
+      EXPECT_EQ(runs() - before, 2);
+    }
+    EXPECT_GT(linear_counts().packed_bytes, 0);
+    w_there.mul_(2);
+    w.mul_(2);
+    flush_all(SyncReason::kFlush);
+    EXPECT_TRUE(close(c.forward(x_there, w_there, bias_there), c.forward(x, w, bias)));
+    // Row-major images, and others than depthwise ones, are not theirs.
+    const int64_t before = runs();
+    const at::Tensor rows = x.contiguous(), rows_there = settled(on_device(rows));
+    EXPECT_TRUE(close(c.forward(rows_there, w_there, bias_there), c.forward(rows, w, bias)));
+    EXPECT_EQ(runs(), before);
+  }
+  EXPECT_EQ(linear_counts().packed_bytes, 0);
+}
+
 const Case kPackedCases[] = {
     {.input = {2, 8, 9, 7}, .weight = {12, 8, 3, 3}, .padding = {1, 1}},
     {.input = {1, 16, 10, 10}, .weight = {16, 1, 3, 3}, .stride = {2, 2}, .padding = {1, 1}, .groups = 16},

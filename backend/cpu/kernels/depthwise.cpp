@@ -1,0 +1,114 @@
+// 1. Divide the outputs of all images into blocks of a row, and these over parallel_for.
+// 2. Where all outputs of a block have the same taps within the image, a kernel of the instruction
+//    set computes them together. Others are computed one by one, by the taps that meet the image.
+
+#include "backend/cpu/kernels/depthwise.h"
+
+#include <algorithm>
+
+#include "backend/base/parallel.h"
+#include "backend/base/rounding.h"
+#include "backend/cpu/kernels/depthwise_kernel.h"
+#include "backend/cpu/vector/vector_portable.h"
+
+namespace hetero::backend {
+namespace {
+
+constexpr DepthwiseKernels kPortable = make_depthwise_kernels<Vector>();
+
+const DepthwiseKernels& kernels_of(InstructionSet set) {
+#if defined(__x86_64__)
+  if (set == InstructionSet::kAvx512) return depthwise_avx512();
+  if (set == InstructionSet::kAvx2) return depthwise_avx2();
+#endif
+  (void)set;
+  return kPortable;
+}
+
+// The products that are worth another thread.
+constexpr int64_t kProductsPerThread = 128 << 10;
+
+// Taps [first, last) along one dimension, which meet the pixels of an image.
+struct Taps {
+  int64_t first, last;
+
+  // Of an output whose first tap is at pixel `start`, which may be outside.
+  Taps(int64_t start, int64_t kernel, int64_t dilation, int64_t pixels)
+      : first(start < 0 ? divide_up(-start, dilation) : 0),
+        last(start < pixels ? std::min(kernel, divide_up(pixels - start, dilation)) : 0) {
+    first = std::min(first, kernel);
+    last = std::max(last, first);
+  }
+};
+
+// Outputs [first, last) of a row of outputs.
+void compute(const Depthwise& call, const DepthwiseKernels& kernels, int64_t image, int64_t y, int64_t first,
+             int64_t last) {
+  const ConvolutionGeometry& g = call.geometry;
+  const int64_t top = y * g.stride_y - g.padding_y;
+  const Taps rows(top, g.kernel_height, g.dilation_y, g.height);
+  // Outputs [inner, outer) have all their taps within the row.
+  const int64_t inner = std::min(divide_up(g.padding_x, g.stride_x), g.out_width());
+  const int64_t room = g.width + g.padding_x - g.dilation_x * (g.kernel_width - 1) - 1;
+  const int64_t outer = std::max(inner, room < 0 ? 0 : std::min(room / g.stride_x + 1, g.out_width()));
+  DepthwiseBlock block{.input = nullptr,
+                       .input_row = g.dilation_y * g.width * g.channels,
+                       .input_tap = g.dilation_x * g.channels,
+                       .step = g.stride_x * g.channels,
+                       .taps = nullptr,
+                       .taps_row = g.kernel_width * g.channels,
+                       .rows = static_cast<int>(rows.last - rows.first),
+                       .columns = 0,
+                       .bias = call.bias,
+                       .output = nullptr,
+                       .channels = g.channels};
+  const float* const plane = call.input + image * g.pixels() * g.channels;
+  float* const line = call.output + (image * g.positions() + y * g.out_width()) * g.channels;
+  for (int64_t x = first; x < last;) {
+    const bool whole = x >= inner && x < outer;
+    const int64_t count = whole ? std::min<int64_t>({last - x, outer - x, kDepthwiseBlock}) : 1;
+    const int64_t left = x * g.stride_x - g.padding_x;
+    const Taps columns(left, g.kernel_width, g.dilation_x, g.width);
+    block.columns = static_cast<int>(columns.last - columns.first);
+    // Without taps there is no such pixel.
+    const bool meets = block.rows > 0 && block.columns > 0;
+    const int64_t row = meets ? top + rows.first * g.dilation_y : 0;
+    const int64_t column = meets ? left + columns.first * g.dilation_x : 0;
+    block.input = plane + (row * g.width + column) * g.channels;
+    block.taps = call.taps + (meets ? rows.first * g.kernel_width + columns.first : 0) * g.channels;
+    block.output = line + x * g.channels;
+    kernels[static_cast<size_t>(count - 1)](block);
+    x += count;
+  }
+}
+
+}  // namespace
+
+void depthwise_taps(const ConvolutionGeometry& geometry, const float* weight, float* taps) {
+  const int64_t kernel = geometry.kernel();
+  for (int64_t tap = 0; tap < kernel; ++tap) {
+    for (int64_t c = 0; c < geometry.channels; ++c) *taps++ = weight[c * kernel + tap];
+  }
+}
+
+void depthwise(const Depthwise& call, InstructionSet set) {
+  const ConvolutionGeometry& g = call.geometry;
+  const DepthwiseKernels& kernels = kernels_of(set);
+  const int64_t width = g.out_width();
+  const int64_t row_blocks = divide_up(width, kDepthwiseBlock);
+  const int64_t products = kDepthwiseBlock * g.channels * g.kernel();
+  const int64_t grain = std::max<int64_t>(1, kProductsPerThread / products);
+  parallel_for(0, g.images * g.out_height() * row_blocks, grain, [&](int64_t begin, int64_t end) {
+    while (begin < end) {
+      const int64_t row = begin / row_blocks, block = begin % row_blocks;
+      const int64_t last_block = std::min(block + end - begin, row_blocks);
+      compute(call, kernels, row / g.out_height(), row % g.out_height(), block * kDepthwiseBlock,
+              std::min<int64_t>(last_block * kDepthwiseBlock, width));
+      begin += last_block - block;
+    }
+  });
+}
+
+void depthwise(const Depthwise& call) { depthwise(call, instruction_set()); }
+
+}  // namespace hetero::backend

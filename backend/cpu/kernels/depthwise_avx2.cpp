@@ -1,0 +1,15 @@
+// Compiled for AVX2, FMA and F16C; called only where the processor has them. See
+// depthwise_kernel.h.
+
+#include "backend/cpu/kernels/depthwise_kernel.h"
+
+#include "backend/cpu/vector/vector_avx2.h"
+
+namespace hetero::backend {
+
+const DepthwiseKernels& depthwise_avx2() {
+  static constexpr DepthwiseKernels kKernels = make_depthwise_kernels<Vector>();
+  return kKernels;
+}
+
+}  // namespace hetero::backend

@@ -1,0 +1,15 @@
+// Compiled for the instructions of vector_avx512.h; called only where the processor has them. See
+// depthwise_kernel.h.
+
+#include "backend/cpu/kernels/depthwise_kernel.h"
+
+#include "backend/cpu/vector/vector_avx512.h"
+
+namespace hetero::backend {
+
+const DepthwiseKernels& depthwise_avx512() {
+  static constexpr DepthwiseKernels kKernels = make_depthwise_kernels<Vector>();
+  return kKernels;
+}
+
+}  // namespace hetero::backend

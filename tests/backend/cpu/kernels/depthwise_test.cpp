@@ -1,0 +1,140 @@
+// Depthwise convolutions against the definition in double, by every instruction set.
+
+#include "backend/cpu/kernels/depthwise.h"
+
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "tests/backend/catch.h"
+
+namespace hetero::backend {
+namespace {
+
+using Geometry = ConvolutionGeometry;
+
+std::vector<float> values(int64_t count, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::uniform_real_distribution<float> uniform(-1, 1);
+  std::vector<float> made(static_cast<size_t>(count));
+  for (float& value : made) value = uniform(random);
+  return made;
+}
+
+// At a position of the output; `weight` as a convolution has it.
+double expected_at(const Geometry& g, const std::vector<float>& input, const std::vector<float>& weight, int64_t image,
+                   int64_t oy, int64_t ox, int64_t channel) {
+  double sum = 0;
+  for (int64_t ky = 0; ky < g.kernel_height; ++ky) {
+    for (int64_t kx = 0; kx < g.kernel_width; ++kx) {
+      const int64_t y = oy * g.stride_y - g.padding_y + ky * g.dilation_y;
+      const int64_t x = ox * g.stride_x - g.padding_x + kx * g.dilation_x;
+      if (y < 0 || y >= g.height || x < 0 || x >= g.width) continue;
+      const int64_t pixel = (image * g.height + y) * g.width + x;
+      sum += double{input[pixel * g.channels + channel]} * weight[channel * g.kernel() + ky * g.kernel_width + kx];
+    }
+  }
+  return sum;
+}
+
+void check(const Geometry& g, bool with_bias) {
+  INFO(g.images << " of " << g.channels << 'x' << g.height << 'x' << g.width << " kernel " << g.kernel_height << 'x'
+                << g.kernel_width << " stride " << g.stride_y << 'x' << g.stride_x << " padding " << g.padding_y << 'x'
+                << g.padding_x << " dilation " << g.dilation_y << 'x' << g.dilation_x << " bias " << with_bias);
+  const std::vector<float> input = values(g.images * g.pixels() * g.channels, 1);
+  const std::vector<float> weight = values(g.channels * g.kernel(), 2), bias = values(g.channels, 3);
+  std::vector<float> taps(weight.size());
+  depthwise_taps(g, weight.data(), taps.data());
+  for (const InstructionSet set : {InstructionSet::kPortable, InstructionSet::kAvx2, InstructionSet::kAvx512}) {
+    if (set > instruction_set()) continue;
+    constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+    std::vector<float> output(static_cast<size_t>(g.images * g.positions() * g.channels), kNan);
+    depthwise({.geometry = g,
+               .input = input.data(),
+               .taps = taps.data(),
+               .bias = with_bias ? bias.data() : nullptr,
+               .output = output.data()},
+              set);
+    size_t different = 0, i = 0;
+    for (int64_t image = 0; image < g.images; ++image) {
+      for (int64_t position = 0; position < g.positions(); ++position) {
+        for (int64_t c = 0; c < g.channels; ++c) {
+          const double sum =
+              expected_at(g, input, weight, image, position / g.out_width(), position % g.out_width(), c);
+          // Written so that a NaN is not close.
+          different += !(std::abs(output[i++] - sum - (with_bias ? bias[c] : 0)) <= 1e-5);
+        }
+      }
+    }
+    REQUIRE(different == 0);
+  }
+}
+
+Geometry square(int64_t images, int64_t channels, int64_t side, int64_t kernel, int64_t stride, int64_t padding,
+                int64_t dilation = 1) {
+  return {.images = images,
+          .channels = channels,
+          .height = side,
+          .width = side,
+          .outputs = channels,
+          .kernel_height = kernel,
+          .kernel_width = kernel,
+          .stride_y = stride,
+          .stride_x = stride,
+          .padding_y = padding,
+          .padding_x = padding,
+          .dilation_y = dilation,
+          .dilation_x = dilation};
+}
+
+TEST_CASE("depthwise convolutions of any number of channels") {
+  for (const int64_t channels : {1, 3, 4, 8, 15, 16, 17, 31, 48, 64, 72, 100, 130}) {
+    for (const bool with_bias : {false, true}) check(square(2, channels, 9, 3, 1, 1), with_bias);
+  }
+}
+
+TEST_CASE("depthwise convolutions of every geometry") {
+  for (const int64_t side : {1, 2, 5, 7, 8, 13, 20}) {
+    for (const int64_t kernel : {1, 2, 3, 5, 7}) {
+      for (const int64_t stride : {1, 2, 3}) {
+        for (const int64_t padding : {0, 1, 3, 8}) {
+          for (const int64_t dilation : {1, 2, 4}) {
+            const Geometry g = square(1, 5, side, kernel, stride, padding, dilation);
+            if (side + 2 * padding > dilation * (kernel - 1)) check(g, true);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("depthwise convolutions of signals and of unequal sides") {
+  for (const int64_t length : {1, 4, 50, 131}) {
+    check({.images = 3,
+           .channels = 24,
+           .height = 1,
+           .width = length,
+           .outputs = 24,
+           .kernel_width = 4,
+           .padding_x = 6,
+           .dilation_x = 2},
+          true);
+  }
+  check({.images = 2,
+         .channels = 6,
+         .height = 11,
+         .width = 4,
+         .outputs = 6,
+         .kernel_height = 2,
+         .kernel_width = 3,
+         .stride_y = 1,
+         .stride_x = 2,
+         .padding_y = 4,
+         .padding_x = 0,
+         .dilation_y = 3},
+        false);
+}
+
+}  // namespace
+}  // namespace hetero::backend
