@@ -18,8 +18,8 @@
 #include <utility>
 #include <vector>
 
-#include "backend/cpu/kernels/convolution.h"
-#include "backend/cpu/kernels/depthwise.h"
+#include "backend/cpu/convolution/convolution.h"
+#include "backend/cpu/convolution/depthwise.h"
 #include "backend/cpu/vector/scratch.h"
 #include "ops/kernels/blas.h"
 #include "ops/kernels/boxed.h"

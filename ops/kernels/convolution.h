@@ -3,18 +3,18 @@
 // ATen's kernels are oneDNN's, which reorder the weight into their own layout on each call. With
 // many channels and few pixels, that takes longer than the convolution. Others are measured against
 // them at the first call of a shape (convolution_choice.h). A product over all images at once reads
-// the weight in place (backend/cpu/kernels/convolution.h). A depthwise convolution has loops of our
-// own (backend/cpu/kernels/depthwise.h). oneDNN's kernel with a packed weight is measured once the
-// weight has been used kUsesBeforePacking times unchanged; programs with bound addresses do that in
-// advance. A convolution with one pixel of kernel over images with their channels last is a product
-// (linear.h).
+// the weight in place (backend/cpu/convolution/convolution.h). A depthwise convolution has loops of
+// our own (backend/cpu/convolution/depthwise.h). oneDNN's kernel with a packed weight is measured
+// once the weight has been used kUsesBeforePacking times unchanged; programs with bound addresses
+// do that in advance. A convolution with one pixel of kernel over images with their channels last
+// is a product (linear.h).
 //
 // All are of float32 and padded with nothing but zeros. The product over all images takes one or
-// two dimensions of row-major tensors, without groups; the depthwise loops forward ones with their
-// channels last; the packed weight one to three, with groups, in either layout, and one or two
-// transposed. The stock kernel runs all others, and every
-// convolution with fusion off or config().verify, which compares bits. Results differ from eager's
-// in the last bits: sums are kept in float32 and added in another order.
+// two dimensions of row-major tensors, without groups; the depthwise loops take forward ones with
+// their channels last; the packed weight one to three dimensions, with groups, in either layout,
+// and one or two transposed. The stock kernel runs all others, and every convolution with fusion
+// off or config().verify, which compares bits. Results differ from eager's in the last bits: sums
+// are kept in float32 and added in another order.
 //
 // Thread safety: as any kernel; several threads may run convolutions at once.
 

@@ -12,16 +12,16 @@
 #include <optional>
 #include <string>
 
-#include "backend/cpu/kernels/unfold.h"
+#include "backend/cpu/convolution/unfold.h"
 #include "ops/kernels/choices.h"
 
 namespace hetero::ops {
 
 enum class ConvolutionImplementation : uint8_t {
   kStock,      // ATen's kernel
-  kUnfolded,   // backend/cpu/kernels/convolution.h
+  kUnfolded,   // backend/cpu/convolution/convolution.h
   kPacked,     // oneDNN's, with a weight in its layout that is kept
-  kDepthwise,  // backend/cpu/kernels/depthwise.h
+  kDepthwise,  // backend/cpu/convolution/depthwise.h
 };
 inline constexpr int kConvolutionImplementations = 4;
 const char* to_string(ConvolutionImplementation implementation);

@@ -1,6 +1,6 @@
 // Convolutions by products, and the layouts that they go through, against the definition in double.
 
-#include "backend/cpu/kernels/convolution.h"
+#include "backend/cpu/convolution/convolution.h"
 
 #include <cmath>
 #include <limits>

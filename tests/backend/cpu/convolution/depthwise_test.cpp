@@ -1,6 +1,6 @@
 // Depthwise convolutions against the definition in double, by every instruction set.
 
-#include "backend/cpu/kernels/depthwise.h"
+#include "backend/cpu/convolution/depthwise.h"
 
 #include <cmath>
 #include <limits>

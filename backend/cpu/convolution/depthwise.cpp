@@ -2,13 +2,13 @@
 // 2. Where all outputs of a block have the same taps within the image, a kernel of the instruction
 //    set computes them together. Others are computed one by one, by the taps that meet the image.
 
-#include "backend/cpu/kernels/depthwise.h"
+#include "backend/cpu/convolution/depthwise.h"
 
 #include <algorithm>
 
 #include "backend/base/parallel.h"
 #include "backend/base/rounding.h"
-#include "backend/cpu/kernels/depthwise_kernel.h"
+#include "backend/cpu/convolution/depthwise_kernel.h"
 #include "backend/cpu/vector/vector_portable.h"
 
 namespace hetero::backend {

@@ -1,4 +1,4 @@
-#include "backend/cpu/kernels/unfold.h"
+#include "backend/cpu/convolution/unfold.h"
 
 #include <algorithm>
 #include <cstring>

@@ -11,7 +11,7 @@
 
 #pragma once
 
-#include "backend/cpu/kernels/unfold.h"
+#include "backend/cpu/convolution/unfold.h"
 #include "backend/cpu/vector/instruction_set.h"
 
 namespace hetero::backend {

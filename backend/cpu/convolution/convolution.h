@@ -17,8 +17,8 @@
 
 #pragma once
 
+#include "backend/cpu/convolution/unfold.h"
 #include "backend/cpu/kernels/gemm.h"
-#include "backend/cpu/kernels/unfold.h"
 
 namespace hetero::backend {
 

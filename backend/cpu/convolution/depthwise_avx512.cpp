@@ -1,7 +1,7 @@
 // Compiled for the instructions of vector_avx512.h; called only where the processor has them. See
 // depthwise_kernel.h.
 
-#include "backend/cpu/kernels/depthwise_kernel.h"
+#include "backend/cpu/convolution/depthwise_kernel.h"
 
 #include "backend/cpu/vector/vector_avx512.h"
 

@@ -1,7 +1,7 @@
 // Compiled for AVX2, FMA and F16C; called only where the processor has them. See
 // depthwise_kernel.h.
 
-#include "backend/cpu/kernels/depthwise_kernel.h"
+#include "backend/cpu/convolution/depthwise_kernel.h"
 
 #include "backend/cpu/vector/vector_avx2.h"
 

@@ -10,7 +10,7 @@
 //    part of the weight's gradient. It folds the columns' gradients and copies them to their
 //    places.
 
-#include "backend/cpu/kernels/convolution.h"
+#include "backend/cpu/convolution/convolution.h"
 
 #include <algorithm>
 #include <cstring>
