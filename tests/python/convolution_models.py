@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 PACKED = "convolutions with a packed weight"
+DEPTHWISE = "depthwise convolutions"
 
 
 def ran(call: Callable[[], object]) -> dict[str, int]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from convolution_models import PACKED, Residual, close, ran, with_statistics
+from convolution_models import DEPTHWISE, PACKED, Residual, close, ran, with_statistics
 from helpers import assert_same
 from torch import nn
 from torch.nn import functional as F
@@ -40,9 +40,26 @@ def test_convolutions_have_packed_weights_and_those_of_one_pixel_are_products() 
     x = torch.randn(1, 3, 56, 56)
     program = torch.hetero.compile(model, (x,))
     kernels = ran(lambda: program(x))
-    assert kernels.get(PACKED, 0) >= 2
+    assert kernels.get(PACKED, 0) + kernels.get(DEPTHWISE, 0) >= 2
     assert sum(count for name, count in kernels.items() if name.startswith(PRODUCTS)) >= 1
     close(program(x), model, x)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rank", [1, 2])
+def test_depthwise_convolutions_have_loops_of_their_own_or_a_packed_weight(rank: int) -> None:
+    convolution, norm = (nn.Conv1d, nn.BatchNorm1d) if rank == 1 else (nn.Conv2d, nn.BatchNorm2d)
+    layers = []
+    for settings in ({"kernel_size": 3, "padding": 1}, {"kernel_size": 5, "stride": 2, "padding": 2, "bias": False},
+                     {"kernel_size": 3, "padding": 2, "dilation": 2}):
+        layers += [convolution(40, 40, 1), convolution(40, 40, groups=40, **settings), norm(40), nn.ReLU6()]
+    model = with_statistics(nn.Sequential(*layers))
+    for batch in (1, 3):
+        x = torch.randn(batch, 40, *[20] * rank)
+        program = torch.hetero.compile(model, (x,))
+        kernels = ran(lambda program=program, x=x: program(x))
+        assert kernels.get(DEPTHWISE, 0) + kernels.get(PACKED, 0) >= 3
+        close(program(x), model, x)
 
 
 @torch.no_grad()
