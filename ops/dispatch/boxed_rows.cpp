@@ -3,13 +3,13 @@
 #include <string>
 #include <unordered_map>
 
+#include "ops/convolution/convolution.h"
 #include "ops/dispatch/lstm_layer.h"
 #include "ops/dispatch/quantized.h"
 #include "ops/dispatch/registration.h"
 #include "ops/dispatch/typed_rows.h"
 #include "ops/host/decode_jpeg.h"
 #include "ops/kernels/boxed.h"
-#include "ops/kernels/convolution.h"
 
 namespace hetero::ops {
 namespace {

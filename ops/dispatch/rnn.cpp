@@ -42,6 +42,7 @@
 #include <tuple>
 #include <vector>
 
+#include "ops/kernels/blas.h"
 #include "ops/shapes/meta.h"
 
 namespace hetero::ops {
@@ -295,34 +296,13 @@ LstmOutputs run_lstm(const Sequence& sequence, at::TensorList hx, at::TensorList
 
 // ---- 4. oneDNN
 
-// Asks PyTorch whether oneDNN computes in `dtype` on this processor.
-bool onednn_supports(const char* question) {
-  const auto handle = c10::Dispatcher::singleton().findSchema({question, ""});
-  return handle.has_value() && handle->typed<bool()>().call();
-}
-
-bool onednn_computes(at::ScalarType dtype) {
-  static const bool bfloat16 = onednn_supports("mkldnn::_is_mkldnn_bf16_supported");
-  static const bool half = onednn_supports("mkldnn::_is_mkldnn_fp16_supported");
-  switch (dtype) {
-    case at::kFloat:
-      return true;
-    case at::kBFloat16:
-      return bfloat16;
-    case at::kHalf:
-      return half && !at::GradMode::is_enabled();
-    default:
-      return false;
-  }
-}
-
 // Whether the CPU would hand this padded LSTM to oneDNN.
 bool takes_onednn(const Tensor& input, at::TensorList hx, at::TensorList params) {
   const auto on_device = [](const Tensor& t) { return t.is_privateuseone(); };
   return at::hasMKLDNN() && at::globalContext().userEnabledMkldnn() && on_device(input) &&
          std::all_of(params.begin(), params.end(), on_device) && std::all_of(hx.begin(), hx.end(), on_device) &&
-         onednn_computes(input.scalar_type()) && input.sym_numel() != 0 && !has_projection(hx) &&
-         !hx[0].unsafeGetTensorImpl()->has_symbolic_sizes_strides();
+         onednn_computes(input.scalar_type()) && !(input.scalar_type() == at::kHalf && at::GradMode::is_enabled()) &&
+         input.sym_numel() != 0 && !has_projection(hx) && !hx[0].unsafeGetTensorImpl()->has_symbolic_sizes_strides();
 }
 
 LstmOutputs run_onednn(const Tensor& padded, at::TensorList hx, at::TensorList params, const Options& options,

@@ -33,9 +33,9 @@
 #include <c10/util/ScopeExit.h>
 #include <torch/csrc/jit/frontend/tracer.h>
 
+#include "ops/convolution/convolution.h"
 #include "ops/dispatch/catch_all.h"
 #include "ops/dispatch/typed.h"
-#include "ops/kernels/convolution.h"
 
 namespace hetero::ops {
 namespace {

@@ -1,9 +1,9 @@
 // Typed recorders and kernels of neural network layers.
 
 #include "operator_headers/network.h"
+#include "ops/convolution/convolution.h"
 #include "ops/dispatch/typed_rows.h"
 #include "ops/kernels/attention.h"
-#include "ops/kernels/convolution.h"
 
 namespace hetero::ops {
 

@@ -1,5 +1,7 @@
 #include "ops/kernels/blas.h"
 
+#include <ATen/Context.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/from_blob.h>
 #include <dlfcn.h>
 #include <sys/mman.h>
@@ -103,6 +105,25 @@ void sgemm_packed(const backend::Gemm& call, const void* packed) {
                          static_cast<int>(call.k), call.a, static_cast<int>(call.lda),
                          static_cast<const float*>(packed), n, call.accumulate ? 1.0F : 0.0F, call.c,
                          static_cast<int>(call.ldc));
+}
+
+bool onednn_computes(at::ScalarType dtype) {
+  const auto says = [](const char* question) {
+    const auto handle = c10::Dispatcher::singleton().findSchema({question, ""});
+    return handle.has_value() && handle->typed<bool()>().call();
+  };
+  static const bool bfloat16 = says("mkldnn::_is_mkldnn_bf16_supported");
+  static const bool half = says("mkldnn::_is_mkldnn_fp16_supported");
+  switch (dtype) {
+    case at::kFloat:
+      return at::hasMKLDNN();
+    case at::kBFloat16:
+      return bfloat16;
+    case at::kHalf:
+      return half;
+    default:
+      return false;
+  }
 }
 
 }  // namespace hetero::ops

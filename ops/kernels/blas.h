@@ -1,4 +1,4 @@
-// The BLAS that torch brings or was linked with.
+// The BLAS and the oneDNN that torch brings or was linked with.
 //
 // Thread safety: any thread. A product that is called in a parallel region stays on its thread.
 
@@ -34,5 +34,10 @@ at::Tensor packed_b(const backend::Gemm& call);
 int64_t packed_b_bytes(const at::Tensor& packed);
 // sgemm() with packed_b(call) instead of call.b.
 void sgemm_packed(const backend::Gemm& call, const void* packed);
+
+// ---- oneDNN
+
+// Whether it has kernels for `dtype` on this processor, by what PyTorch says.
+bool onednn_computes(at::ScalarType dtype);
 
 }  // namespace hetero::ops

@@ -182,6 +182,9 @@ Kept& choices_of_process(const char* kind) {
   return *choices;
 }
 
+// Of the values of backend::Element.
+inline constexpr const char* kElementNames[] = {"float32", "bfloat16", "float16"};
+
 // The position of `word` in `names`, or -1.
 template <size_t N>
 int position(const char* const (&names)[N], const std::string& word) {

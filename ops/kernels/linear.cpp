@@ -8,17 +8,17 @@
 #include <ATen/ops/mm.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
-#include <limits>
 #include <vector>
 
-#include "backend/base/parallel.h"
 #include "backend/cpu/kernels/panel_gemm.h"
 #include "backend/cpu/kernels/tile_gemm.h"
 #include "ops/kernels/blas.h"
 #include "ops/kernels/kernel.h"
 #include "ops/kernels/measure.h"
 #include "ops/kernels/own_kernel.h"
+#include "ops/kernels/packed_product.h"
 #include "ops/memory/packed_weights.h"
 #include "ops/record/call.h"
 #include "ops/settings/config.h"
@@ -80,12 +80,11 @@ bool plain_addmm(const graph::Invocation& invocation) {
 }
 
 LinearShape shape_of(const Matvec& call) {
-  const bool tiles = config().tiles.load(std::memory_order_relaxed);
   return {.element = call.element,
           .x_columns = call.x_columns,
           .columns = call.columns,
           .bias = call.bias != nullptr,
-          .tiles = tiles && backend::has_tiles_for(call.element) && has_sgemm(),
+          .tiles = may_use_tiles(call.element),
           .m = call.m,
           .n = call.n,
           .k = call.k,
@@ -155,10 +154,12 @@ bool recognize(const graph::Invocation& invocation, LinearKind kind, Product& pr
 }
 
 Product product_of(const graph::Invocation& invocation, const PixelProduct& pixels) {
+  const int64_t item = backend::element_bytes(pixels.element);
   const auto address = [&](int i) {
-    return static_cast<float*>(invocation.data[i]) + (*invocation.windows)[invocation.operands[i].window].offset;
+    return static_cast<std::byte*>(invocation.data[i]) +
+           (*invocation.windows)[invocation.operands[i].window].offset * item;
   };
-  Product product{.call = {.element = Element::kFloat32,
+  Product product{.call = {.element = pixels.element,
                            .m = pixels.pixels,
                            .n = pixels.outputs,
                            .k = pixels.channels,
@@ -184,12 +185,6 @@ at::Tensor pixels_of(const at::Tensor& tensor) { return tensor.movedim(1, -1).fl
 
 // ---- the implementations ------------------------------------------------------------------------
 
-// A BLAS counts in int.
-bool fits_blas(const Matvec& call) {
-  constexpr int64_t kMost = std::numeric_limits<int>::max();
-  return std::max({call.m, call.n, call.k, call.x_stride, call.w_stride, call.y_stride}) <= kMost;
-}
-
 bool can_run(Implementation implementation, const Product& product) {
   switch (implementation) {
     case Implementation::kStock:
@@ -197,13 +192,13 @@ bool can_run(Implementation implementation, const Product& product) {
     case Implementation::kMatvec:
       return product.call.m <= backend::kMaxMatvecRows && !product.call.x_columns;
     case Implementation::kPanels:
-    case Implementation::kPackedPanels:
       return backend::has_panels();
     case Implementation::kTiles:
-    case Implementation::kPackedTiles:
       return product.shape.tiles;
+    case Implementation::kPackedPanels:
+    case Implementation::kPackedTiles:
     case Implementation::kPackedBlas:
-      return product.call.element == Element::kFloat32 && fits_blas(product.call) && has_packed_sgemm();
+      return can_multiply_packed(implementation, product.call);
   }
   return false;
 }
@@ -214,75 +209,6 @@ PackedWeights* packed_weights(const graph::Invocation& invocation, const Product
     return nullptr;
   }
   return PackedWeights::of_operand(invocation, product.w);
-}
-
-backend::Gemm gemm_of(const Matvec& call) {
-  return {.a_transposed = call.x_columns,
-          .b_transposed = !call.columns,
-          .accumulate = call.bias != nullptr,
-          .m = call.m,
-          .n = call.n,
-          .k = call.k,
-          .a = static_cast<const float*>(call.x),
-          // The stride of a single row may be any number.
-          .lda = std::max(call.x_stride, call.x_columns ? call.m : call.k),
-          .b = static_cast<const float*>(call.w),
-          .ldb = call.w_stride,
-          .c = static_cast<float*>(call.y),
-          .ldc = std::max(call.y_stride, call.n)};
-}
-
-// REQUIRES: call.packed is of packed_b.
-void packed_blas(const Matvec& call) {
-  constexpr int64_t kCopiedPerThread = 32 << 10;
-  const backend::Gemm gemm = gemm_of(call);
-  if (call.bias != nullptr) {
-    backend::parallel_for(0, call.m, std::max<int64_t>(1, kCopiedPerThread / call.n), [&](int64_t begin, int64_t end) {
-      for (int64_t row = begin; row < end; ++row) {
-        std::copy_n(static_cast<const float*>(call.bias), call.n, gemm.c + row * gemm.ldc);
-      }
-    });
-  }
-  sgemm_packed(gemm, call.packed);
-}
-
-// The most memory that a packed weight may take.
-int64_t bytes_when_packed(Implementation implementation, const Matvec& call) {
-  switch (implementation) {
-    case Implementation::kPackedTiles:
-      return backend::tile_weight_bytes(call.element, call.n, call.k);
-    case Implementation::kPackedBlas:
-      return packed_b_space(call.n, call.k);
-    default:
-      return backend::panel_weight_bytes(call.element, call.n, call.k);
-  }
-}
-// The memory that it takes.
-int64_t bytes_of_packed(Implementation implementation, const at::Tensor& packed) {
-  if (!packed.defined()) return 0;
-  return implementation == Implementation::kPackedBlas ? packed_b_bytes(packed) : packed.numel();
-}
-
-// Undefined where the weight has values that the implementation cannot have.
-at::Tensor packed_weight(Implementation implementation, const Matvec& call) {
-  if (implementation == Implementation::kPackedBlas) return packed_b(gemm_of(call));
-  at::Tensor packed = at::empty({bytes_when_packed(implementation, call)}, at::kByte);
-  if (implementation == Implementation::kPackedPanels) {
-    backend::pack_panel_weight(call, packed.mutable_data_ptr());
-    return packed;
-  }
-  return backend::pack_tile_weight(call, packed.mutable_data_ptr()) ? packed : at::Tensor();
-}
-
-PackedForm form_of(Implementation implementation) {
-  switch (implementation) {
-    case Implementation::kPackedTiles:
-      return PackedForm::kTiles;
-    case Implementation::kPackedBlas:
-      return PackedForm::kBlas;
-    default:
-      return PackedForm::kPanels;
-  }
 }
 
 // The weight in the layout of the implementation, packed now if it is not yet; undefined where
@@ -296,11 +222,8 @@ const at::Tensor* pack(Implementation implementation, const Product& product, Pa
                       .k = call.k,
                       .stride = call.w_stride,
                       .columns = call.columns};
-  return weights.find_or_make(key, bytes_when_packed(implementation, call), [&] {
-    at::Tensor packed = packed_weight(implementation, call);
-    const int64_t bytes = bytes_of_packed(implementation, packed);
-    return PackedWeights::Made{std::move(packed), bytes};
-  });
+  return weights.find_or_make(key, packed_space(implementation, call),
+                              [&] { return packed_weight(implementation, call); });
 }
 
 // ---- choosing -----------------------------------------------------------------------------------
@@ -357,22 +280,22 @@ class Sample {
       case Implementation::kMatvec:
         backend::matvec(call_);
         break;
-      case Implementation::kPackedPanels:
-        pack(implementation, panels_);
-        [[fallthrough]];
       case Implementation::kPanels:
         backend::panel_gemm(call_);
         break;
-      case Implementation::kPackedTiles:
-        pack(implementation, tiles_);
-        [[fallthrough]];
       case Implementation::kTiles:
         backend::tile_gemm(call_, &sgemm);
         break;
-      case Implementation::kPackedBlas:
-        pack(implementation, blas_);
-        packed_blas(call_);
+      case Implementation::kPackedPanels:
+      case Implementation::kPackedTiles:
+      case Implementation::kPackedBlas: {
+        at::Tensor& packed = packed_[static_cast<size_t>(implementation)];
+        if (!packed.defined()) packed = packed_weight(implementation, call_).packed;
+        if (!packed.defined()) return run(Implementation::kStock);
+        call_.packed = packed.const_data_ptr();
+        multiply_packed(implementation, call_, &sgemm);
         break;
+      }
     }
   }
 
@@ -382,13 +305,9 @@ class Sample {
   }
 
  private:
-  void pack(Implementation implementation, at::Tensor& packed) {
-    if (!packed.defined()) packed = packed_weight(implementation, call_);
-    if (packed.defined()) call_.packed = packed.const_data_ptr();
-  }
-
   Matvec call_;
-  at::Tensor x_, w_, out_, panels_, tiles_, blas_;
+  at::Tensor x_, w_, out_;
+  std::array<at::Tensor, kLinearImplementations> packed_;
   std::optional<at::Tensor> bias_;
 };
 
@@ -520,7 +439,8 @@ bool run_by(Implementation implementation, const graph::Invocation& invocation, 
       run_as_operator(OwnKernel::kTileProduct, invocation, [&] { backend::tile_gemm(product.call, &sgemm); });
       return true;
     case Implementation::kPackedBlas:
-      run_as_operator(OwnKernel::kPackedBlasProduct, invocation, [&] { packed_blas(product.call); });
+      run_as_operator(OwnKernel::kPackedBlasProduct, invocation,
+                      [&] { multiply_packed(implementation, product.call, &sgemm); });
       return true;
     case Implementation::kStock:
       break;

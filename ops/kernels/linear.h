@@ -48,9 +48,10 @@ void run_linears(const graph::Invocation* calls, size_t count);
 
 // A convolution with one pixel of kernel, of images with their channels last: a product of
 // [pixels, channels] by the weight, [outputs, channels]. Operands, the bias -1 for none. They are
-// dense and of float32.
+// dense and of one type.
 struct PixelProduct {
   int input, weight, bias, output;
+  backend::Element element = backend::Element::kFloat32;
   int64_t pixels, channels, outputs;
 };
 // Runs it by the best implementation, the stock kernel of products included. Returns false and does

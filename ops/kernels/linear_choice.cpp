@@ -7,7 +7,6 @@
 namespace hetero::ops {
 namespace {
 
-constexpr const char* kElementNames[] = {"float32", "bfloat16", "float16"};
 constexpr const char* kNames[kLinearImplementations] = {"stock",         "matvec",       "panels",     "tiles",
                                                         "packed_panels", "packed_tiles", "packed_blas"};
 constexpr const char* kUntried = "untried";

@@ -1,7 +1,7 @@
 // Measures which of several implementations is the fastest.
 //
-// The choosers of products and convolutions (linear_choice.h, convolution_choice.h) call it at the
-// first call of a shape.
+// The choosers of products and convolutions (linear_choice.h, ops/convolution/choice.h) call it at
+// the first call of a shape.
 //
 // Thread safety: any thread. The times are those of the whole machine, so concurrent measurements
 // disturb each other.

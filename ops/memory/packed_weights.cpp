@@ -78,6 +78,12 @@ const PackedWeights::Entry* PackedWeights::find(const PackedKey& key) const {
   return entry;
 }
 
+bool PackedWeights::has_one_of_several() const {
+  const Entry* entry = first_.load(std::memory_order_acquire);
+  while (entry != nullptr && entry->key.serials == PackedKey{}.serials) entry = entry->next.get();
+  return entry != nullptr;
+}
+
 const at::Tensor* PackedWeights::find_or_make(const PackedKey& key, int64_t bytes, backend::FunctionRef<Made()> make) {
   if (const Entry* entry = find(key)) return &entry->made.packed;
   const bool is_of_several = key.serials != PackedKey{}.serials;

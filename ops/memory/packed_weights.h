@@ -26,7 +26,7 @@ namespace hetero::ops {
 
 inline constexpr int kUsesBeforePacking = 8;
 
-enum class PackedForm : uint8_t { kPanels, kTiles, kBlas, kFilter, kFilterBias, kTaps, kLstmInput, kLstmHidden };
+enum class PackedForm : uint8_t { kPanels, kTiles, kBlas, kFilter, kFilterBias, kLstmInput, kLstmHidden };
 
 // A matrix [n, k] in a storage, and the form it is packed in.
 struct PackedKey {
@@ -36,7 +36,7 @@ struct PackedKey {
   int64_t n, k, stride;
   bool columns;
   // Of a convolution's filter: those that its form depends on, and where what is folded into it is.
-  std::array<int64_t, 18> settings{};
+  std::array<int64_t, 20> settings{};
   // Of what is folded into it: PackedWeights::serial().
   std::array<int64_t, 5> serials{};
   bool operator==(const PackedKey&) const = default;
@@ -61,6 +61,8 @@ class PackedWeights final : public graph::Derived {
   // Differs whenever the bytes may differ: for what is derived of several storages.
   int64_t serial() const { return serial_; }
   bool empty() const { return first_.load(std::memory_order_relaxed) == nullptr; }
+  // Whether a form is kept that is derived of several storages.
+  bool has_one_of_several() const;
 
   // A weight that changes often is never worth packing.
   void note_use() {

@@ -169,9 +169,8 @@ std::unique_ptr<graph::SavedProgram> ComputeGraph::Impl::capture_all(AllRecorded
   return ops::dynamic_program(std::move(model));
 }
 
-// Casts constants now, and what several nodes read once in a run; keeps what is said of the other
-// nodes.
-Status ComputeGraph::Impl::fold_casts(graph::SavedProgram& program, AllRecorded& recorded) {
+// Optimizes the program, and keeps what is said of the nodes that stay.
+Status ComputeGraph::Impl::improve(graph::SavedProgram& program, AllRecorded& recorded) {
   const std::vector<graph::Node> before = program.graph.nodes;
   if (Status status = ops::optimize_program(program); !status.ok()) return status;
   const std::vector<graph::Node>& after = program.graph.nodes;
@@ -226,7 +225,7 @@ Status ComputeGraph::optimize() {
   Impl::AllRecorded recorded(impl.nodes.size());
   std::unique_ptr<graph::SavedProgram> program;
   status = caught([&] { program = impl.capture_all(recorded); });
-  if (status.ok() && impl.precision != at::kFloat) status = Impl::fold_casts(*program, recorded);
+  if (status.ok()) status = Impl::improve(*program, recorded);
   if (!status.ok()) return status;
   if (impl.budget != 0) impl.options->machine[impl.options->searched].bytes = impl.budget;
   impl.options->policy = impl.policy.value_or(impl.options->policy);

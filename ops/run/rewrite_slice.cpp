@@ -9,7 +9,7 @@
 
 #include "graph/optimize/channels_last.h"
 #include "graph/optimize/rewrite.h"
-#include "ops/kernels/convolution.h"
+#include "ops/convolution/convolution.h"
 #include "ops/memory/packed_weights.h"
 #include "ops/record/call.h"
 #include "ops/record/recorder.h"
@@ -154,11 +154,11 @@ class NormFolder {
     return operand(node, 0).bits == 0 && is_float(window_of(operand(node, 0)));
   }
 
-  // Whether the filter is packed, or there is room for it beside those that will be.
+  // Whether the filter is packed with a norm, or there is room for it beside those that will be.
   bool has_room(const Node& convolution) {
     const Operand& filter = operand(convolution, 1);
     const auto* const packed = dynamic_cast<const PackedWeights*>(slice_.bindings[filter.buffer]->derived.get());
-    if (packed != nullptr && !packed->empty()) return true;
+    if (packed != nullptr && packed->has_one_of_several()) return true;
     const graph::Window& window = window_of(filter);
     const int64_t bytes = promised_ + window.last_byte - window.first_byte;
     if (packed_weight_bytes() + bytes > config().packed_bytes.load(std::memory_order_relaxed)) return false;

@@ -1,8 +1,9 @@
 // rewrite_slice: makes a faster program of a slice before a plan is looked for.
 //
 //   norms       A batch norm in inference that alone reads the result of a convolution becomes
-//               hetero::convolution_norm (kernels/convolution.h). The convolution stays, without
-//               readers, so that nodes and their numbers keep their places; planning drops it.
+//               hetero::convolution_norm (ops/convolution/convolution.h). The convolution stays,
+//               without readers, so that nodes and their numbers keep their places; planning drops
+//               it.
 //   layouts     graph::use_channels_last
 //
 // Both change last bits, so the caller does it only where results may differ in them, and not for

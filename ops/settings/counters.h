@@ -60,6 +60,7 @@ const char* to_string(SyncReason reason);
   X(kConvolution, "convolutions as products over all images")     \
   X(kPackedConvolution, "convolutions with a packed weight")      \
   X(kDepthwise, "depthwise convolutions")                         \
+  X(kPatchProduct, "convolutions as products of patches")         \
   X(kConvolutionBackward, "gradients of convolutions, likewise")  \
   X(kAttention, "attention")                                      \
   X(kAttentionBackward, "gradients of attention")                 \

@@ -1,9 +1,11 @@
 // Convolutions: ours give the CPU's values, what is unusual goes to the stock kernel, and the choice is made once.
 
-#include "ops/kernels/convolution.h"
+#include "ops/convolution/convolution.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/allclose.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
@@ -12,7 +14,9 @@
 
 #include <filesystem>
 #include <fstream>
+#include <limits>
 
+#include "backend/cpu/kernels/panel_gemm.h"
 #include "ops/kernels/linear.h"
 #include "ops/memory/packed_weights.h"
 #include "ops/run/sync.h"
@@ -157,13 +161,103 @@ TEST_F(ConvolutionTest, DepthwiseOnesComputeWhatTheCpuComputes) {
     w.mul_(2);
     flush_all(SyncReason::kFlush);
     EXPECT_TRUE(close(c.forward(x_there, w_there, bias_there), c.forward(x, w, bias)));
-    // Row-major images, and others than depthwise ones, are not theirs.
+    // Row-major images, and several outputs of a channel, are not theirs.
     const int64_t before = runs();
     const at::Tensor rows = x.contiguous(), rows_there = settled(on_device(rows));
     EXPECT_TRUE(close(c.forward(rows_there, w_there, bias_there), c.forward(rows, w, bias)));
+    const at::Tensor twice = at::cat({w, w}), twice_there = settled(on_device(twice));
+    EXPECT_TRUE(close(c.forward(x_there, twice_there, std::nullopt), c.forward(x, twice, std::nullopt)));
     EXPECT_EQ(runs(), before);
   }
   EXPECT_EQ(linear_counts().packed_bytes, 0);
+}
+
+TEST_F(ConvolutionTest, LayoutsThatAreRowMajorAsWellHaveTheirChannelsLast) {
+  const auto runs = [] { return convolution_counts().runs[static_cast<int>(Implementation::kDepthwise)]; };
+  force_convolution_implementation(Implementation::kDepthwise);
+  const Case global{.input = {2, 20, 5, 5}, .weight = {20, 1, 5, 5}, .groups = 20};  // one pixel remains
+  const at::Tensor x = numbers(global.input, 1).contiguous(at::MemoryFormat::ChannelsLast);
+  const at::Tensor w = numbers(global.weight, 2);
+  const at::Tensor x_there = settled(on_device(x)), w_there = settled(on_device(w));
+  const int64_t before = runs();
+  EXPECT_TRUE(close(global.forward(x_there, w_there, std::nullopt), global.forward(x, w, std::nullopt)));
+  EXPECT_EQ(runs() - before, 1);
+}
+
+const Case kPatchCases[] = {
+    {.input = {2, 17, 9, 7}, .weight = {12, 17, 3, 3}, .padding = {1, 1}},
+    {.input = {1, 16, 10, 10}, .weight = {40, 16, 5, 3}, .stride = {2, 1}, .padding = {0, 3}, .dilation = {1, 2}},
+    {.input = {3, 8, 6, 6}, .weight = {24, 8, 1, 1}},
+    {.input = {3, 8, 6, 6}, .weight = {24, 8, 1, 1}, .stride = {2, 2}},
+    {.input = {2, 64, 30, 30}, .weight = {64, 64, 3, 3}, .padding = {1, 1}},
+    {.input = {1, 256, 14, 14}, .weight = {300, 256, 3, 3}, .padding = {1, 1}},
+    {.input = {2, 12, 1, 40}, .weight = {8, 12, 1, 4}, .padding = {0, 6}, .dilation = {1, 4}},
+};
+
+TEST_F(ConvolutionTest, ProductsOfPatchesComputeWhatTheCpuComputes) {
+  const auto runs = [] { return convolution_counts().runs[static_cast<int>(Implementation::kPanels)]; };
+  for (const Implementation by : {Implementation::kPanels, Implementation::kTiles}) {
+    for (const Case& c : kPatchCases) {
+      for (const bool weight_last : {false, true}) {
+        SCOPED_TRACE(c10::str(to_string(by), " ", c.input, " ", c.weight, weight_last ? " last" : ""));
+        const at::Tensor x = numbers(c.input, 1).contiguous(at::MemoryFormat::ChannelsLast);
+        const at::Tensor bias = numbers({c.weight[0]}, 3);
+        at::Tensor w = numbers(c.weight, 2);
+        if (weight_last) w = w.contiguous(at::MemoryFormat::ChannelsLast);
+        const at::Tensor x_there = settled(on_device(x)), w_there = settled(on_device(w)),
+                         bias_there = settled(on_device(bias));
+        force_convolution_implementation(by);
+        const auto use = [&] {
+          for (int i = 0; i < kUsesBeforePacking; ++i) settled(c.forward(x_there, w_there, bias_there));
+        };
+        use();
+        const int64_t before = runs();
+        EXPECT_TRUE(close(c.forward(x_there, w_there, bias_there), c.forward(x, w, bias)));
+        EXPECT_TRUE(close(c.forward(x_there, w_there, std::nullopt), c.forward(x, w, std::nullopt)));
+        const bool ran = runs() > before;
+        EXPECT_TRUE(ran || by != Implementation::kPanels || !backend::has_panels());
+        w_there.mul_(0.5);
+        w.mul_(0.5);
+        flush_all(SyncReason::kFlush);
+        use();
+        EXPECT_TRUE(close(c.forward(x_there, w_there, bias_there), c.forward(x, w, bias)));
+        // Values that bfloat16 cannot have, or that are no numbers.
+        at::Tensor wild = x.clone();
+        wild.flatten()[3] = std::numeric_limits<float>::infinity();
+        wild.flatten()[wild.numel() - 1] = 1e30F;
+        const at::Tensor there = settled(on_device(wild));
+        EXPECT_TRUE(at::allclose(c.forward(there, w_there, bias_there).cpu(), c.forward(wild, w, bias), 1e-4, 1e-2,
+                                 /*equal_nan=*/true));
+        force_convolution_implementation(std::nullopt);
+      }
+    }
+  }
+  EXPECT_EQ(linear_counts().packed_bytes, 0);
+}
+
+TEST_F(ConvolutionTest, ImagesOf16BitsHavePackedFiltersToo) {
+  const auto runs = [](Implementation by) { return convolution_counts().runs[static_cast<int>(by)]; };
+  for (const Implementation by : {Implementation::kPacked, Implementation::kPanels, Implementation::kTiles}) {
+    for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+      for (const Case& c : kPatchCases) {
+        SCOPED_TRACE(c10::str(to_string(by), " ", dtype, " ", c.input, " ", c.weight));
+        const at::Tensor x = numbers(c.input, 1).to(dtype).contiguous(at::MemoryFormat::ChannelsLast);
+        const at::Tensor w = numbers(c.weight, 2).to(dtype), bias = numbers({c.weight[0]}, 3).to(dtype);
+        const at::Tensor x_there = settled(on_device(x)), w_there = settled(on_device(w)),
+                         bias_there = settled(on_device(bias));
+        force_convolution_implementation(by);
+        for (int i = 0; i < kUsesBeforePacking; ++i) settled(c.forward(x_there, w_there, bias_there));
+        const int64_t before = runs(by);
+        const at::Tensor made = c.forward(x_there, w_there, bias_there).cpu();
+        EXPECT_TRUE(runs(by) > before || by != Implementation::kPanels || !backend::has_panels());
+        const at::Tensor expected = c.forward(x.to(at::kDouble), w.to(at::kDouble), bias.to(at::kDouble));
+        EXPECT_TRUE(made.strides() == c.forward(x, w, bias).strides());
+        EXPECT_LE((made.to(at::kDouble) - expected).abs().max().item<double>(),
+                  0.01 * expected.abs().max().item<double>());
+        force_convolution_implementation(std::nullopt);
+      }
+    }
+  }
 }
 
 const Case kPackedCases[] = {
@@ -360,7 +454,9 @@ TEST(ConvolutionChoiceFile, IsReadByTheNextProcess) {
   char name[] = "/tmp/hetero_convolution_XXXXXX";
   const fs::path folder = ::mkdtemp(name);
   const std::string path = (folder / "choices.txt").string();
-  const ConvolutionShape forward{.work = ConvolutionWork::kForwardWithBias,
+  const ConvolutionShape forward{.element = backend::Element::kBfloat16,
+                                 .work = ConvolutionWork::kForwardWithBias,
+                                 .rank = 3,
                                  .geometry = {.images = 2,
                                               .channels = 3,
                                               .height = 4,
@@ -376,20 +472,21 @@ TEST(ConvolutionChoiceFile, IsReadByTheNextProcess) {
                                               .dilation_x = 14},
                                  .groups = 16,
                                  .output_last = true,
+                                 .tiles = true,
                                  .threads = 15};
   ConvolutionShape backward = forward, other = forward;
   backward.work = ConvolutionWork::kBackward;
   backward.gradients = kOfInput | kOfBias;
   other.geometry.padding_x = 0;
   ConvolutionChoices first(path);
-  first.learn(forward, {.plain = Implementation::kStock, .packed = true});
+  first.learn(forward, {.plain = Implementation::kStock, .kept = Implementation::kTiles});
   first.learn(backward, {.plain = Implementation::kUnfolded});
   first.learn(other, {.plain = Implementation::kUnfolded, .sure = false});
   const backend::CacheFile file(path, ConvolutionShape::kKind, machine_text());
   const std::string other_lines = "forward 0 1 2 3 stock\nsideways 0 1 1 1 1 1 1 1 1 1 1 1 1 1 1 stock\n";
   ASSERT_TRUE(file.write(file.read().value() + other_lines).ok());
   ConvolutionChoices second(path);
-  EXPECT_EQ(second.find(forward), (ConvolutionChoice{.plain = Implementation::kStock, .packed = true}));
+  EXPECT_EQ(second.find(forward), (ConvolutionChoice{.plain = Implementation::kStock, .kept = Implementation::kTiles}));
   EXPECT_EQ(second.find(backward), (ConvolutionChoice{.plain = Implementation::kUnfolded}));
   EXPECT_EQ(second.find(other), std::nullopt);  // a guess
   fs::remove_all(folder);

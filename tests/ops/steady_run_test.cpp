@@ -27,7 +27,7 @@
 #include <unordered_map>
 
 #include "backend/cpu/kernels/panel_gemm.h"
-#include "ops/kernels/convolution.h"
+#include "ops/convolution/convolution.h"
 #include "ops/kernels/linear.h"
 #include "ops/program/compute_graph.h"
 #include "ops/program/static_call.h"
@@ -317,8 +317,8 @@ TEST_F(SteadyRun, OfConvolutionsTakesNoMemoryAndNoLockButWhatPyTorchsTake) {
   const Value wide =
       net.add("aten::conv2d", {image, net.weight({32, 16, 3, 3}), net.weight({32})}, {{"padding", Sizes{1, 1}}});
   const auto model = net.model(net.add("aten::relu", {wide}));
-  for (const auto implementation : {ConvolutionImplementation::kStock, ConvolutionImplementation::kUnfolded,
-                                    ConvolutionImplementation::kPacked}) {
+  for (const auto implementation :
+       {ConvolutionImplementation::kStock, ConvolutionImplementation::kUnfolded, ConvolutionImplementation::kPacked}) {
     SCOPED_TRACE(static_cast<int>(implementation));
     force_convolution_implementation(implementation);
     const auto executor = executor_of(model);
@@ -326,6 +326,29 @@ TEST_F(SteadyRun, OfConvolutionsTakesNoMemoryAndNoLockButWhatPyTorchsTake) {
     const int64_t before = convolution_counts().runs[static_cast<int>(implementation)];
     expect_steady(*executor);
     if (implementation != ConvolutionImplementation::kStock) {
+      EXPECT_GT(convolution_counts().runs[static_cast<int>(implementation)], before);
+    }
+  }
+}
+
+TEST_F(SteadyRun, OfConvolutionsThatKeepFiltersTakesNoMemoryAndNoLockButWhatPyTorchsTake) {
+  Net net;
+  const Value image = get(net.graph.input("image", "f32", {1, 16, 14, 14}));
+  const ComputeGraph::Attributes padded{{"padding", Sizes{1, 1}}};
+  // What is between convolutions has its channels last.
+  const Value first = net.add("aten::relu", {net.add("aten::conv2d", {image, net.weight({32, 16, 3, 3})}, padded)});
+  const Value second = net.add("aten::relu", {net.add("aten::conv2d", {first, net.weight({32, 32, 3, 3})}, padded)});
+  const Value third = net.add("aten::relu", {net.add("aten::conv2d", {second, net.weight({32, 1, 3, 3})},
+                                                     {{"padding", Sizes{1, 1}}, {"groups", 32}})});
+  const auto model = net.model(net.add("aten::conv2d", {third, net.weight({8, 32, 3, 3})}, padded));
+  for (const auto implementation :
+       {ConvolutionImplementation::kDepthwise, ConvolutionImplementation::kPanels, ConvolutionImplementation::kTiles}) {
+    SCOPED_TRACE(to_string(implementation));
+    force_convolution_implementation(implementation);
+    const auto executor = executor_of(model);
+    const int64_t before = convolution_counts().runs[static_cast<int>(implementation)];
+    expect_steady(*executor);
+    if (implementation == ConvolutionImplementation::kDepthwise) {
       EXPECT_GT(convolution_counts().runs[static_cast<int>(implementation)], before);
     }
   }

@@ -85,9 +85,14 @@ void compute(const Depthwise& call, const DepthwiseKernels& kernels, int64_t ima
 }  // namespace
 
 void depthwise_taps(const ConvolutionGeometry& geometry, const float* weight, float* taps) {
+  // A cache line of each tap's channels at a time.
+  constexpr int64_t kTogether = 16;
   const int64_t kernel = geometry.kernel();
-  for (int64_t tap = 0; tap < kernel; ++tap) {
-    for (int64_t c = 0; c < geometry.channels; ++c) *taps++ = weight[c * kernel + tap];
+  for (int64_t first = 0; first < geometry.channels; first += kTogether) {
+    const int64_t last = std::min(first + kTogether, geometry.channels);
+    for (int64_t tap = 0; tap < kernel; ++tap) {
+      for (int64_t c = first; c < last; ++c) taps[tap * geometry.channels + c] = weight[c * kernel + tap];
+    }
   }
 }
 

@@ -5,13 +5,13 @@
 // takes as long for that as for the sums of a small image. Nothing is unfolded. Up to
 // kDepthwiseBlock neighbouring outputs of a row share the taps, a vector of channels at a time.
 //
-// A result does not depend on the number of threads. Its last bits depend on the instruction set.
+// Last bits depend on the instruction set.
 //
 // Thread safety: any thread; calls share nothing. Works on parallel_for's threads.
 
 #pragma once
 
-#include "backend/cpu/convolution/unfold.h"
+#include "backend/cpu/convolution/geometry.h"
 #include "backend/cpu/vector/instruction_set.h"
 
 namespace hetero::backend {

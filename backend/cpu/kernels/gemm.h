@@ -9,6 +9,8 @@
 
 #include <cstdint>
 
+#include "backend/base/function_ref.h"
+
 namespace hetero::backend {
 
 // c[m, n] = a[m, k] * b[k, n], plus c's former value if `accumulate`. Row-major; lda, ldb and ldc
@@ -29,6 +31,6 @@ struct Gemm {
 };
 
 // Called on several threads at once; must not start threads of its own then.
-using Sgemm = void (*)(const Gemm& call);
+using Sgemm = FunctionRef<void(const Gemm& call)>;
 
 }  // namespace hetero::backend

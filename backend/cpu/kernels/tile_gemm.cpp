@@ -13,7 +13,6 @@
 #include <cassert>
 #include <cstdlib>
 #include <cstring>
-#include <mutex>
 
 #include "backend/base/parallel.h"
 #include "backend/base/rounding.h"
@@ -297,8 +296,7 @@ bool pack_tile_weight(const Matvec& call, void* to) {
   const TileKernels& kernels = tile_kernels(call.element);
   auto* const tiles = static_cast<std::byte*>(to) + kHeader;
   const int64_t bytes = panel_bytes(call.element, call.k);
-  std::mutex mutex;
-  Magnitudes found;
+  std::atomic<uint32_t> largest{Magnitudes{}.largest}, least{Magnitudes{}.least};
   const int64_t grain = std::max<int64_t>(1, kBytesPerThread / std::max<int64_t>(bytes, 1));
   parallel_for(0, panels(call.n), grain, [&](int64_t begin, int64_t end) {
     Magnitudes mine;
@@ -308,9 +306,12 @@ bool pack_tile_weight(const Matvec& call, void* to) {
       mine.join(kernels.pack_panel(w, call.w_stride, call.columns, std::min(kPanel, call.n - first), call.k,
                                    tiles + panel * bytes));
     }
-    const std::lock_guard lock(mutex);
-    found.join(mine);
+    for (uint32_t seen = largest; seen < mine.largest && !largest.compare_exchange_weak(seen, mine.largest);) {
+    }
+    for (uint32_t seen = least; seen > mine.least && !least.compare_exchange_weak(seen, mine.least);) {
+    }
   });
+  const Magnitudes found{.largest = largest, .least = least};
   static_assert(sizeof(found) <= kHeader);
   std::memcpy(to, &found, sizeof(found));
   // For values of x that are neither large nor small.

@@ -55,7 +55,6 @@ bool pack_tile_weight(const Matvec& call, void* to);
 
 // Writes the y of each call. If `packed` is null, w is packed each time, which pays for many rows.
 // REQUIRES: has_tiles_for(element); same_x for any two calls; no y overlaps an input or another y.
-// float32: sgemm is not null.
 void tile_gemm(std::span<const Matvec> calls, Sgemm sgemm);
 inline void tile_gemm(const Matvec& call, Sgemm sgemm) { tile_gemm(std::span(&call, 1), sgemm); }
 

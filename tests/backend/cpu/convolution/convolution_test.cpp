@@ -297,10 +297,10 @@ TEST_CASE("a convolution by products is right, on one thread and on several") {
       const Threads threads(several);
       REQUIRE(convolution_fits(g));
       std::vector<float> output = unset(static_cast<int64_t>(reference.output.size()));
-      convolution_forward(g, reference.input.data(), reference.weight.data(), nullptr, output.data(), plain_sgemm);
+      convolution_forward(g, reference.input.data(), reference.weight.data(), nullptr, output.data(), &plain_sgemm);
       REQUIRE(close(output, reference.output));
       convolution_forward(g, reference.input.data(), reference.weight.data(), reference.bias.data(), output.data(),
-                          plain_sgemm);
+                          &plain_sgemm);
       REQUIRE(close(output, reference.with_bias(g)));
     }
   }
@@ -317,7 +317,7 @@ TEST_CASE("each gradient is right, alone and with others") {
       std::vector<float> bias = unset((mask & 4) != 0 ? static_cast<int64_t>(reference.bias.size()) : 0);
       const auto wanted = [](std::vector<float>& values) { return values.empty() ? nullptr : values.data(); };
       convolution_backward(g, reference.grad_output.data(), reference.input.data(), reference.weight.data(),
-                           {wanted(input), wanted(weight), wanted(bias)}, plain_sgemm);
+                           {wanted(input), wanted(weight), wanted(bias)}, &plain_sgemm);
       REQUIRE((input.empty() || close(input, reference.grad_input)));
       REQUIRE((weight.empty() || close(weight, reference.grad_weight)));
       REQUIRE((bias.empty() || close(bias, reference.grad_bias)));

@@ -100,8 +100,10 @@ TEST_CASE("depthwise convolutions of every geometry") {
       for (const int64_t stride : {1, 2, 3}) {
         for (const int64_t padding : {0, 1, 3, 8}) {
           for (const int64_t dilation : {1, 2, 4}) {
-            const Geometry g = square(1, 5, side, kernel, stride, padding, dilation);
-            if (side + 2 * padding > dilation * (kernel - 1)) check(g, true);
+            if (side + 2 * padding <= dilation * (kernel - 1)) continue;
+            // Less than a vector of channels, and whole ones beside a part.
+            check(square(1, 5, side, kernel, stride, padding, dilation), true);
+            if (side > 7 && stride * dilation < 5) check(square(1, 37, side, kernel, stride, padding, dilation), true);
           }
         }
       }

@@ -1,4 +1,4 @@
-#include "ops/kernels/convolution_choice.h"
+#include "ops/convolution/choice.h"
 
 #include <algorithm>
 #include <bit>
@@ -7,9 +7,11 @@
 namespace hetero::ops {
 namespace {
 
-constexpr const char* kNames[kConvolutionImplementations] = {"stock", "unfolded", "packed", "depthwise"};
+constexpr const char* kNames[kConvolutionImplementations] = {"stock",  "unfolded", "depthwise",
+                                                             "packed", "panels",   "tiles"};
+constexpr const char* kUntried = "untried";
 constexpr const char* kLayouts[] = {"rows", "last"};
-constexpr const char* kPacked[] = {"plain", "packed", "untried"};
+constexpr const char* kUnits[] = {"vectors", "tiles"};
 constexpr const char* kWorks[] = {"forward", "forward+bias", "backward", "transposed"};
 
 // The geometry's numbers in the order of a line: sizes, kernel, strides, paddings, dilations.
@@ -35,39 +37,58 @@ ConvolutionShape ConvolutionShape::rounded() const {
   return shape;
 }
 
-std::array<int64_t, 19> ConvolutionShape::numbers() const {
-  std::array<int64_t, 19> all{static_cast<int64_t>(work), gradients, groups, input_last, output_last, threads};
-  size_t i = 6;
+std::array<int64_t, 23> ConvolutionShape::numbers() const {
+  std::array<int64_t, 23> all{static_cast<int64_t>(element),
+                              static_cast<int64_t>(work),
+                              gradients,
+                              rank,
+                              groups,
+                              input_last,
+                              output_last,
+                              weight_last,
+                              tiles,
+                              threads};
+  size_t i = 10;
   for_each_number(geometry, [&](int64_t number) { all[i++] = number; });
   return all;
 }
 
 std::string line_of(const ConvolutionShape& shape, const ConvolutionChoice& choice) {
   std::ostringstream line;
-  line << kWorks[static_cast<int>(shape.work)] << ' ' << static_cast<int>(shape.gradients);
+  line << kElementNames[static_cast<int>(shape.element)] << ' ' << kWorks[static_cast<int>(shape.work)] << ' '
+       << static_cast<int>(shape.gradients) << ' ' << shape.rank;
   for_each_number(shape.geometry, [&](int64_t number) { line << ' ' << number; });
   line << ' ' << shape.groups << ' ' << kLayouts[shape.input_last] << ' ' << kLayouts[shape.output_last] << ' '
-       << shape.threads << ' ' << to_string(choice.plain) << ' ' << kPacked[choice.packed ? int{*choice.packed} : 2];
+       << kLayouts[shape.weight_last] << ' ' << kUnits[shape.tiles] << ' ' << shape.threads << ' '
+       << to_string(choice.plain) << ' ' << (choice.kept ? to_string(*choice.kept) : kUntried);
   return line.str();
 }
 
 bool parse_line(const std::string& line, ConvolutionShape& shape, ConvolutionChoice& choice) {
   std::istringstream in(line);
-  std::string work, input, output, plain, packed;
+  std::string element, work, input, output, weight, unit, plain, kept;
   int gradients = 0;
-  in >> work >> gradients;
+  in >> element >> work >> gradients >> shape.rank;
   for_each_number(shape.geometry, [&](int64_t& number) { in >> number; });
-  in >> shape.groups >> input >> output >> shape.threads >> plain >> packed;
-  const int work_index = position(kWorks, work), plain_index = position(kNames, plain);
+  in >> shape.groups >> input >> output >> weight >> unit >> shape.threads >> plain >> kept;
+  const int element_index = position(kElementNames, element), work_index = position(kWorks, work);
   const int input_index = position(kLayouts, input), output_index = position(kLayouts, output);
-  const int packed_index = position(kPacked, packed);
-  if (!in || std::min({work_index, plain_index, input_index, output_index, packed_index}) < 0) return false;
+  const int weight_index = position(kLayouts, weight), unit_index = position(kUnits, unit);
+  const int plain_index = position(kNames, plain), kept_index = position(kNames, kept);
+  if (!in ||
+      std::min({element_index, work_index, input_index, output_index, weight_index, unit_index, plain_index}) < 0 ||
+      (kept_index < 0 && kept != kUntried)) {
+    return false;
+  }
+  shape.element = static_cast<backend::Element>(element_index);
   shape.work = static_cast<ConvolutionWork>(work_index);
   shape.gradients = static_cast<uint8_t>(gradients);
   shape.input_last = input_index == 1;
   shape.output_last = output_index == 1;
+  shape.weight_last = weight_index == 1;
+  shape.tiles = unit_index == 1;
   choice = {.plain = static_cast<ConvolutionImplementation>(plain_index)};
-  if (packed_index < 2) choice.packed = packed_index == 1;
+  if (kept_index >= 0) choice.kept = static_cast<ConvolutionImplementation>(kept_index);
   return true;
 }
 

@@ -12,18 +12,23 @@
 #include <optional>
 #include <string>
 
-#include "backend/cpu/convolution/unfold.h"
+#include "backend/cpu/convolution/geometry.h"
+#include "backend/cpu/kernels/matvec.h"
 #include "ops/kernels/choices.h"
 
 namespace hetero::ops {
 
 enum class ConvolutionImplementation : uint8_t {
-  kStock,      // ATen's kernel
-  kUnfolded,   // backend/cpu/convolution/convolution.h
-  kPacked,     // oneDNN's, with a weight in its layout that is kept
+  kStock,     // ATen's kernel
+  kUnfolded,  // backend/cpu/convolution/convolution.h
+  // The rest keep a filter in a layout of their own (filter.h); depthwise loops may make it anew.
   kDepthwise,  // backend/cpu/convolution/depthwise.h
+  kPacked,     // oneDNN's
+  // Products of patches (backend/cpu/convolution/patches.h), by a packed weight of linear_choice.h:
+  kPanels,
+  kTiles,
 };
-inline constexpr int kConvolutionImplementations = 4;
+inline constexpr int kConvolutionImplementations = 6;
 const char* to_string(ConvolutionImplementation implementation);
 
 // The operation of a call.
@@ -33,27 +38,31 @@ enum ConvolutionGradient : uint8_t { kOfInput = 1, kOfWeight = 2, kOfBias = 4 };
 
 // The properties of a call that the choice depends on.
 struct ConvolutionShape {
-  static constexpr const char* kKind = "convolution 3";
+  static constexpr const char* kKind = "convolution 4";
+  backend::Element element = backend::Element::kFloat32;
   ConvolutionWork work = ConvolutionWork::kForward;
   uint8_t gradients = 0;
+  int64_t rank = 4;  // of the images; the geometry of those with a depth is one of as much work
   backend::ConvolutionGeometry geometry;
   int64_t groups = 1;
-  // Whether images have their channels last.
+  // Whether they have their channels last.
   bool input_last = false;
   bool output_last = false;
+  bool weight_last = false;
+  bool tiles = false;  // the tile unit may be used
   int64_t threads = 1;
 
   bool operator==(const ConvolutionShape&) const = default;
   // The shape that stands for all with a similar number of images, height and width.
   ConvolutionShape rounded() const;
-  std::array<int64_t, 19> numbers() const;
+  std::array<int64_t, 23> numbers() const;
 };
 
 struct ConvolutionChoice {
   // The best that needs nothing but the operands.
   ConvolutionImplementation plain = ConvolutionImplementation::kStock;
-  // Whether a packed weight is better still; nullopt if that was not tried.
-  std::optional<bool> packed = std::nullopt;
+  // One that keeps a filter and is better still; kStock for none, nullopt if that was not tried.
+  std::optional<ConvolutionImplementation> kept = std::nullopt;
   bool sure = true;  // false: guessed, since the machine was too busy to measure
 
   bool operator==(const ConvolutionChoice&) const = default;

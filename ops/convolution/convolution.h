@@ -2,19 +2,20 @@
 //
 // ATen's kernels are oneDNN's, which reorder the weight into their own layout on each call. With
 // many channels and few pixels, that takes longer than the convolution. Others are measured against
-// them at the first call of a shape (convolution_choice.h). A product over all images at once reads
-// the weight in place (backend/cpu/convolution/convolution.h). A depthwise convolution has loops of
-// our own (backend/cpu/convolution/depthwise.h). oneDNN's kernel with a packed weight is measured
-// once the weight has been used kUsesBeforePacking times unchanged; programs with bound addresses
-// do that in advance. A convolution with one pixel of kernel over images with their channels last
-// is a product (linear.h).
+// them at the first call of a shape (choice.h). A product over all images at once reads the weight
+// in place (backend/cpu/convolution/convolution.h). A depthwise convolution has loops of our own.
+// Once the weight has been used kUsesBeforePacking times unchanged, those are measured that keep it
+// in a layout of theirs (filter.h): oneDNN's kernel, and products of patches by one of the packed
+// weights of products. Programs with bound addresses do that in advance. A convolution with one
+// pixel of kernel over images with their channels last is a product (linear.h).
 //
-// All are of float32 and padded with nothing but zeros. The product over all images takes one or
-// two dimensions of row-major tensors, without groups; the depthwise loops take forward ones with
-// their channels last; the packed weight one to three dimensions, with groups, in either layout,
-// and one or two transposed. The stock kernel runs all others, and every convolution with fusion
-// off or config().verify, which compares bits. Results differ from eager's in the last bits: sums
-// are kept in float32 and added in another order.
+// All pad with nothing but zeros. The product over all images takes one or two dimensions of
+// row-major tensors, without groups, in float32; the depthwise loops take forward ones with their
+// channels last, in float32; products of patches likewise, without groups, in 16 bits as well;
+// oneDNN's kernel one to three dimensions, with groups, in either layout, and one or two
+// transposed, in 16 bits as well. The stock kernel runs all others, and every convolution with
+// fusion off or config().verify, which compares bits. Results differ from eager's in the last bits:
+// sums are kept in float32 and added in another order.
 //
 // Thread safety: as any kernel; several threads may run convolutions at once.
 
@@ -25,7 +26,7 @@
 #include <optional>
 
 #include "graph/ir/op.h"
-#include "ops/kernels/convolution_choice.h"
+#include "ops/convolution/choice.h"
 
 namespace hetero::ops {
 
@@ -34,9 +35,9 @@ namespace hetero::ops {
 bool run_convolution(const graph::Invocation& invocation);
 bool run_convolution_backward(const graph::Invocation& invocation);
 // hetero::convolution_norm, a convolution and the batch norm behind it, which is folded into a
-// packed filter and a bias: values that are derived of six tensors, and made anew when one of them
-// changes. Where they cannot be kept, convolution_norm() runs, its CPU kernel: the arguments of
-// aten::convolution, and those of aten::native_batch_norm in inference.
+// filter and a bias, in float32: values that are derived of six tensors, and made anew when one of
+// them changes. Where they cannot be kept, convolution_norm() runs, its CPU kernel: the arguments
+// of aten::convolution, and those of aten::native_batch_norm in inference.
 bool run_convolution_norm(const graph::Invocation& invocation);
 at::Tensor convolution_norm(const at::Tensor& input, const at::Tensor& filter,
                             const std::optional<at::Tensor>& filter_bias, at::IntArrayRef stride,

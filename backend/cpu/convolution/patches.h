@@ -1,0 +1,34 @@
+// A convolution of images with their channels last as a product: of rows of patches by the weight.
+//
+// The matrix of patches has a row for each output position of each image: the pixels under the
+// kernel, the channels of each together, or 0 outside the image. So a row of the kernel is one copy
+// where it is not dilated, and the product's rows are the output's pixels as they lie in memory.
+// The weight is a matrix [outputs, kernel_height * kernel_width * channels].
+//
+// The matrix is made a few rows at a time, which stay in a cache until they are multiplied. A
+// kernel of one pixel without strides needs none: the pixels are its rows.
+//
+// Each thread keeps up to 4 MiB of rows from call to call.
+//
+// Thread safety: any thread; calls share nothing.
+
+#pragma once
+
+#include "backend/base/function_ref.h"
+#include "backend/cpu/convolution/geometry.h"
+#include "backend/cpu/kernels/matvec.h"
+
+namespace hetero::backend {
+
+// Rows [first, first + count) of the matrix, `row_bytes` bytes apart, of elements of
+// `element_bytes` bytes.
+void gather_patches(const ConvolutionGeometry& geometry, int64_t element_bytes, const void* input, int64_t first,
+                    int64_t count, void* rows, int64_t row_bytes);
+
+// The weight as said, of the sizes, types and packed form that `call` has; its m, x and x_stride
+// are set here. `multiply` computes such a call, as it would any; it is called on several threads
+// at once, and uses several where it is not.
+void convolve_patches(const ConvolutionGeometry& geometry, const void* input, const Matvec& call,
+                      FunctionRef<void(const Matvec&)> multiply);
+
+}  // namespace hetero::backend

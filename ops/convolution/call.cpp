@@ -1,0 +1,304 @@
+#include "ops/convolution/call.h"
+
+#include <algorithm>
+#include <span>
+
+#include "backend/cpu/convolution/convolution.h"
+#include "ops/kernels/own_kernel.h"
+#include "ops/record/call.h"
+
+namespace hetero::ops {
+namespace {
+
+using backend::ConvolutionGeometry;
+
+// A list of `rank` numbers, or of one that stands for all.
+bool read_list(Decoder& decoder, size_t rank, Numbers3& list) {
+  const Tag tag = decoder.next();
+  if (tag != Tag::kSizes && tag != Tag::kIntegers) return false;
+  const auto length = decoder.get<uint32_t>();
+  for (uint32_t i = 0; i < length; ++i) {
+    list.push_back(tag == Tag::kSizes ? decoder.get_size<int64_t>() : decoder.get<int64_t>());
+  }
+  if (list.size() == 1) list.resize(rank, list[0]);
+  return list.size() == rank;
+}
+
+// stride, padding, dilation, transposed, output_padding, groups.
+bool read_settings(Decoder& decoder, size_t rank, ConvolutionSettings& settings) {
+  if (!read_list(decoder, rank, settings.stride) || !read_list(decoder, rank, settings.padding) ||
+      !read_list(decoder, rank, settings.dilation)) {
+    return false;
+  }
+  if (decoder.next() != Tag::kBoolean) return false;
+  settings.transposed = decoder.get<uint8_t>() != 0;
+  if (!read_list(decoder, rank, settings.output_padding)) return false;
+  const Tag tag = decoder.next();
+  if (tag != Tag::kSize && tag != Tag::kInteger) return false;
+  settings.groups = decoder.integer(tag);
+  return settings.groups >= 1;
+}
+
+// Whether the window is [images, channels, (depth,) (height,) width] with its channels last, and
+// not row-major.
+bool has_channels_last(const graph::Window& window) {
+  if (window.rank < 3 || window.rank > 5 || !window.dense || window.contiguous) return false;
+  const std::span<const int64_t> sizes = window.sizes(), strides = window.strides();
+  const auto fits = [&](int dimension, int64_t stride) {
+    return sizes[dimension] == 1 || strides[dimension] == stride;
+  };
+  if (!fits(1, 1)) return false;
+  int64_t stride = sizes[1];
+  for (int d = window.rank - 1; d > 1; --d) {
+    if (!fits(d, stride)) return false;
+    stride *= sizes[d];
+  }
+  return fits(0, stride);
+}
+
+// Whether the channels of each pixel are together and pixels in order: layouts of one channel or
+// one pixel are row-major as well.
+bool is_by_pixels(const graph::Window& window) {
+  if (!window.contiguous) return has_channels_last(window);
+  return window.sizes()[1] == 1 || window.numel == window.sizes()[0] * window.sizes()[1];
+}
+
+// The type of the numbers if every operand has such, dense, in one of the two layouts.
+std::optional<backend::Element> element_of_all(const graph::Invocation& invocation) {
+  const graph::DType dtype = window_of(invocation, 0).dtype;
+  for (int i = 0; i < invocation.node->operand_count; ++i) {
+    const graph::Window& window = window_of(invocation, i);
+    if (window.dtype != dtype || window.numel == 0 || invocation.operands[i].bits != 0 ||
+        !(window.contiguous || has_channels_last(window))) {
+      return std::nullopt;
+    }
+  }
+  return element_of(dtype);
+}
+
+bool all_row_major(const graph::Invocation& invocation) {
+  for (int i = 0; i < invocation.node->operand_count; ++i) {
+    if (!window_of(invocation, i).contiguous) return false;
+  }
+  return true;
+}
+
+// The geometry of input [images, channels, (height,) width] and weight [outputs, channels,
+// (kernel_height,) kernel_width].
+bool geometry_of(const graph::Window& input, const graph::Window& weight, const ConvolutionSettings& settings,
+                 ConvolutionGeometry& geometry) {
+  if (input.rank != weight.rank || input.sizes()[1] != weight.sizes()[1] * settings.groups) return false;
+  const bool planar = input.rank == 4;
+  const size_t last = planar ? 1 : 0;
+  geometry = {.images = input.sizes()[0],
+              .channels = input.sizes()[1],
+              .height = planar ? input.sizes()[2] : 1,
+              .width = input.sizes()[last + 2],
+              .outputs = weight.sizes()[0],
+              .kernel_height = planar ? weight.sizes()[2] : 1,
+              .kernel_width = weight.sizes()[last + 2],
+              .stride_y = planar ? settings.stride[0] : 1,
+              .stride_x = settings.stride[last],
+              .padding_y = planar ? settings.padding[0] : 0,
+              .padding_x = settings.padding[last],
+              .dilation_y = planar ? settings.dilation[0] : 1,
+              .dilation_x = settings.dilation[last]};
+  return true;
+}
+
+// Whether the window is [images, outputs, (out_height,) out_width].
+bool is_output(const graph::Window& window, const ConvolutionGeometry& geometry, int rank) {
+  const std::span<const int64_t> sizes = window.sizes();
+  return window.rank == rank && sizes[0] == geometry.images && sizes[1] == geometry.outputs &&
+         (rank == 3 || sizes[2] == geometry.out_height()) && sizes[rank - 1] == geometry.out_width();
+}
+
+// With a depth: of a call of as much work on images, each of which has the rows of all depths below
+// each other. False where the windows do not fit each other.
+bool solid_geometry_of(const graph::Window& input, const graph::Window& weight, const graph::Window& output,
+                       const ConvolutionSettings& settings, ConvolutionGeometry& geometry) {
+  if (weight.rank != 5 || output.rank != 5 || input.sizes()[1] != weight.sizes()[1] * settings.groups) return false;
+  for (size_t d = 0; d < 3; ++d) {
+    const int64_t reach = settings.dilation[d] * (weight.sizes()[d + 2] - 1) + 1;
+    const int64_t room = input.sizes()[d + 2] + 2 * settings.padding[d] - reach;
+    if (room < 0 || settings.stride[d] < 1 || output.sizes()[d + 2] != room / settings.stride[d] + 1) return false;
+  }
+  geometry = {.images = input.sizes()[0],
+              .channels = input.sizes()[1],
+              .height = output.sizes()[2] * output.sizes()[3] + weight.sizes()[2] * weight.sizes()[3] - 1,
+              .width = input.sizes()[4],
+              .outputs = weight.sizes()[0],
+              .kernel_height = weight.sizes()[2] * weight.sizes()[3],
+              .kernel_width = weight.sizes()[4],
+              .stride_y = 1,
+              .stride_x = settings.stride[2],
+              .padding_y = 0,
+              .padding_x = settings.padding[2],
+              .dilation_y = 1,
+              .dilation_x = settings.dilation[2]};
+  return output.sizes()[0] == geometry.images && output.sizes()[1] == geometry.outputs;
+}
+
+// Of a transposed call: of one of as much work at each pixel of the input. False where the windows
+// do not fit each other.
+bool transposed_geometry_of(const graph::Window& input, const graph::Window& weight, const graph::Window& output,
+                            const ConvolutionSettings& settings, ConvolutionGeometry& geometry) {
+  if (input.rank > 4 || weight.rank != input.rank || output.rank != input.rank) return false;
+  if (input.sizes()[1] != weight.sizes()[0]) return false;
+  const size_t last = static_cast<size_t>(input.rank) - 1;
+  const bool planar = input.rank == 4;
+  for (size_t d = 0; d + 2 <= last; ++d) {
+    const int64_t reach = settings.dilation[d] * (weight.sizes()[d + 2] - 1) + 1;
+    const int64_t size = (input.sizes()[d + 2] - 1) * settings.stride[d] - 2 * settings.padding[d] + reach;
+    if (output.sizes()[d + 2] != size + settings.output_padding[d]) return false;
+  }
+  geometry = {.images = input.sizes()[0],
+              .channels = input.sizes()[1],
+              .height = planar ? input.sizes()[2] + weight.sizes()[2] - 1 : 1,
+              .width = input.sizes()[last] + weight.sizes()[last] - 1,
+              .outputs = output.sizes()[1],
+              .kernel_height = planar ? weight.sizes()[2] : 1,
+              .kernel_width = weight.sizes()[last],
+              .stride_y = 1,
+              .stride_x = 1,
+              .padding_y = 0,
+              .padding_x = 0,
+              .dilation_y = 1,
+              .dilation_x = 1};
+  return output.sizes()[0] == geometry.images && output.sizes()[1] == weight.sizes()[1] * settings.groups;
+}
+
+// The next arguments as tensors, or none of them; the positions of those that are there.
+template <size_t kCount>
+bool read_tensors(Decoder& decoder, int (&positions)[kCount]) {
+  for (int& position : positions) {
+    const Tag tag = decoder.next();
+    if (tag == Tag::kTensor) {
+      position = decoder.operand();
+    } else if (tag == Tag::kNone || tag == Tag::kUndefined) {
+      position = -1;
+    } else {
+      return false;
+    }
+  }
+  return true;
+}
+
+// The rest of hetero::convolution_norm's arguments: weight, bias, mean, variance, training,
+// momentum, epsilon.
+bool read_norm(Decoder& decoder, ConvolutionNorm& norm) {
+  int tensors[4];
+  if (!read_tensors(decoder, tensors) || decoder.next() != Tag::kBoolean || decoder.get<uint8_t>() != 0) return false;
+  norm = {.weight = tensors[0], .bias = tensors[1], .mean = tensors[2], .variance = tensors[3]};
+  for (int i = 0; i < 2; ++i) {  // the last one counts
+    const Tag tag = decoder.next();
+    if (tag != Tag::kReal && tag != Tag::kShapeReal) return false;
+    norm.epsilon = decoder.real(tag);
+  }
+  return norm.mean >= 0 && norm.variance >= 0;
+}
+
+}  // namespace
+
+bool recognize_convolution(const graph::Invocation& invocation, bool with_norm, ConvolutionCall& call) {
+  const graph::Node& node = *invocation.node;
+  const std::optional<backend::Element> element = element_of_all(invocation);
+  if (node.output_count != 1 || !element) return false;
+  call.shape.element = *element;
+  Decoder decoder(invocation.attributes, node.attribute_bytes);
+  int tensors[3];
+  if (!read_tensors(decoder, tensors) || tensors[0] != 0 || tensors[1] != 1) return false;
+  call.input = 0;
+  call.weight = 1;
+  call.bias = tensors[2];
+  call.output = node.operand_count - 1;
+  const graph::Window &input = window_of(invocation, call.input), &weight = window_of(invocation, call.weight);
+  const graph::Window& output = window_of(invocation, call.output);
+  if (input.rank < 3 || input.rank > 5) return false;
+  if (!read_settings(decoder, static_cast<size_t>(input.rank - 2), call.settings)) return false;
+  if (with_norm && !read_norm(decoder, call.norm.emplace())) return false;
+  ConvolutionGeometry& geometry = call.shape.geometry;
+  if (call.settings.transposed) {
+    if (!transposed_geometry_of(input, weight, output, call.settings, geometry)) return false;
+  } else if (input.rank == 5) {
+    if (!solid_geometry_of(input, weight, output, call.settings, geometry)) return false;
+  } else if (!geometry_of(input, weight, call.settings, geometry) || !is_output(output, geometry, input.rank)) {
+    return false;
+  }
+  call.shape.rank = input.rank;
+  call.shape.groups = call.settings.groups;
+  call.shape.input_last = !input.contiguous;
+  call.shape.output_last = !output.contiguous;
+  call.shape.weight_last = !weight.contiguous;
+  if (input.rank <= 4 && !call.settings.transposed) {
+    const bool of_floats = *element == backend::Element::kFloat32;
+    const bool by_pixels = is_by_pixels(input) && is_by_pixels(output);
+    const bool depthwise = weight.sizes()[1] == 1 && geometry.outputs == geometry.channels;
+    call.has_patches = by_pixels && call.settings.groups == 1;
+    call.is_product = call.has_patches && geometry.pointwise();
+    if (of_floats && call.settings.groups == 1 && all_row_major(invocation) && backend::convolution_fits(geometry)) {
+      call.ours = ConvolutionImplementation::kUnfolded;
+    } else if (of_floats && by_pixels && depthwise) {
+      call.ours = ConvolutionImplementation::kDepthwise;
+    }
+  }
+  call.shape.work = call.settings.transposed ? ConvolutionWork::kTransposed
+                    : call.bias >= 0         ? ConvolutionWork::kForwardWithBias
+                                             : ConvolutionWork::kForward;
+  const auto is_of_channels = [&](int operand) {
+    return operand < 0 || window_of(invocation, operand).numel == geometry.outputs;
+  };
+  if (!is_of_channels(call.bias)) return false;
+  return !call.norm || (is_of_channels(call.norm->weight) && is_of_channels(call.norm->bias) &&
+                        is_of_channels(call.norm->mean) && is_of_channels(call.norm->variance));
+}
+
+bool recognize_convolution_backward(const graph::Invocation& invocation, ConvolutionCall& call) {
+  const graph::Node& node = *invocation.node;
+  if (node.operand_count != 3 + node.output_count || !all_row_major(invocation) ||
+      element_of_all(invocation) != backend::Element::kFloat32) {
+    return false;
+  }
+  Decoder decoder(invocation.attributes, node.attribute_bytes);
+  for (int i = 0; i < 3; ++i) {
+    if (decoder.next() != Tag::kTensor) return false;
+  }
+  call.grad_output = 0;
+  call.input = 1;
+  call.weight = 2;
+  const graph::Window& input = window_of(invocation, call.input);
+  if (input.rank < 3 || input.rank > 4) return false;
+  const Tag bias_sizes = decoder.next();
+  if (bias_sizes == Tag::kSizes || bias_sizes == Tag::kIntegers) {
+    for (auto left = decoder.get<uint32_t>(); left > 0; --left) {
+      (void)(bias_sizes == Tag::kSizes ? decoder.get_size<int64_t>() : decoder.get<int64_t>());
+    }
+  } else if (bias_sizes != Tag::kNone) {
+    return false;
+  }
+  if (!read_settings(decoder, static_cast<size_t>(input.rank - 2), call.settings)) return false;
+  if (call.settings.transposed || call.settings.groups != 1) return false;
+  // The output mask: what it leaves out has no operand.
+  if (decoder.next() != Tag::kList || decoder.get<uint32_t>() != 3) return false;
+  int next = 3;
+  for (int* gradient : {&call.grad_input, &call.grad_weight, &call.grad_bias}) {
+    if (decoder.next() != Tag::kBoolean) return false;
+    if (decoder.get<uint8_t>() != 0) *gradient = next++;
+  }
+  if (next != node.operand_count) return false;
+  const graph::Window& weight = window_of(invocation, call.weight);
+  ConvolutionGeometry& geometry = call.shape.geometry;
+  if (!geometry_of(input, weight, call.settings, geometry)) return false;
+  call.shape.rank = input.rank;
+  if (backend::convolution_fits(geometry)) call.ours = ConvolutionImplementation::kUnfolded;
+  call.shape.work = ConvolutionWork::kBackward;
+  call.shape.gradients =
+      static_cast<uint8_t>((call.grad_input >= 0 ? kOfInput : 0) | (call.grad_weight >= 0 ? kOfWeight : 0) |
+                           (call.grad_bias >= 0 ? kOfBias : 0));
+  return is_output(window_of(invocation, call.grad_output), geometry, input.rank) &&
+         (call.grad_input < 0 || window_of(invocation, call.grad_input).numel == input.numel) &&
+         (call.grad_weight < 0 || window_of(invocation, call.grad_weight).numel == weight.numel) &&
+         (call.grad_bias < 0 || window_of(invocation, call.grad_bias).numel == geometry.outputs);
+}
+
+}  // namespace hetero::ops

@@ -1,0 +1,250 @@
+#include "ops/convolution/filter.h"
+
+#include <ATen/Context.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "backend/cpu/convolution/depthwise.h"
+#include "backend/cpu/convolution/patches.h"
+#include "ops/kernels/blas.h"
+#include "ops/kernels/packed_product.h"
+#include "ops/memory/offered_memory.h"
+
+namespace hetero::ops {
+namespace {
+
+using Implementation = ConvolutionImplementation;
+
+// ---- oneDNN's convolutions ----------------------------------------------------------------------
+
+// As torch.compile reaches them: torch/csrc has no header for them. Absent where torch was built
+// without oneDNN, or declares them otherwise. Called by their types, they take no memory for their
+// arguments.
+struct OneDnn {
+  using Pack = at::Tensor(const at::Tensor&, at::IntArrayRef, at::IntArrayRef, at::IntArrayRef, int64_t,
+                          at::OptionalIntArrayRef);
+  using Scalars = c10::List<std::optional<at::Scalar>>;
+  using Convolve = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, at::IntArrayRef,
+                              at::IntArrayRef, at::IntArrayRef, int64_t, std::string_view, Scalars,
+                              std::optional<std::string_view>);
+  using PackTransposed = at::Tensor(const at::Tensor&, at::IntArrayRef, at::IntArrayRef, at::IntArrayRef,
+                                    at::IntArrayRef, int64_t, at::OptionalIntArrayRef);
+  using ConvolveTransposed = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
+                                        at::IntArrayRef, at::IntArrayRef, at::IntArrayRef, at::IntArrayRef, int64_t,
+                                        std::string_view, Scalars, std::optional<std::string_view>);
+  std::optional<c10::TypedOperatorHandle<Pack>> pack;
+  std::optional<c10::TypedOperatorHandle<Convolve>> convolve;
+  std::optional<c10::TypedOperatorHandle<PackTransposed>> pack_transposed;
+  std::optional<c10::TypedOperatorHandle<ConvolveTransposed>> convolve_transposed;
+  Scalars no_scalars;
+  OneDnn() {
+    pack = find<Pack>("mkldnn::_reorder_convolution_weight");
+    convolve = find<Convolve>("mkldnn::_convolution_pointwise");
+    pack_transposed = find<PackTransposed>("mkldnn::_reorder_convolution_transpose_weight");
+    convolve_transposed = find<ConvolveTransposed>("mkldnn::_convolution_transpose_pointwise");
+  }
+  bool is_there(at::ScalarType dtype, bool transposed) const {
+    const bool found = transposed ? pack_transposed && convolve_transposed : pack && convolve;
+    return found && at::globalContext().userEnabledMkldnn() && onednn_computes(dtype);
+  }
+
+ private:
+  template <typename Signature>
+  static std::optional<c10::TypedOperatorHandle<Signature>> find(const char* name) {
+    const std::optional<c10::OperatorHandle> op = c10::Dispatcher::singleton().findSchema({name, ""});
+    if (!op) return std::nullopt;
+    try {
+      return op->typed<Signature>();
+    } catch (const c10::Error&) {
+      return std::nullopt;  // other arguments
+    }
+  }
+};
+
+const OneDnn& one_dnn() {
+  static const OneDnn found;
+  return found;
+}
+
+// Of a signal: of the image with one row that it is to oneDNN's operators.
+ConvolutionSettings of_one_row(const ConvolutionSettings& signal) {
+  ConvolutionSettings image = signal;
+  const auto prepend = [](Numbers3& list, int64_t number) { list.insert(list.begin(), number); };
+  prepend(image.stride, 1);
+  prepend(image.padding, 0);
+  prepend(image.dilation, 1);
+  prepend(image.output_padding, 0);
+  return image;
+}
+
+at::Tensor packed_filter(const ConvolutionSettings& settings, const at::Tensor& weight, at::IntArrayRef input_sizes) {
+  if (weight.dim() == 3) {
+    return packed_filter(of_one_row(settings), weight.unsqueeze(2),
+                         {input_sizes[0], input_sizes[1], 1, input_sizes[2]});
+  }
+  if (settings.transposed) {
+    return one_dnn().pack_transposed->call(weight, settings.padding, settings.output_padding, settings.stride,
+                                           settings.dilation, settings.groups, input_sizes);
+  }
+  return one_dnn().pack->call(weight, settings.padding, settings.stride, settings.dilation, settings.groups,
+                              input_sizes);
+}
+
+// The result has its channels last.
+at::Tensor convolve_packed(const ConvolutionSettings& settings, const at::Tensor& input, const at::Tensor& packed,
+                           const std::optional<at::Tensor>& bias) {
+  if (input.dim() == 3) return convolve_packed(of_one_row(settings), input.unsqueeze(2), packed, bias).squeeze(2);
+  if (settings.transposed) {
+    return one_dnn().convolve_transposed->call(input, packed, bias, settings.padding, settings.output_padding,
+                                               settings.stride, settings.dilation, settings.groups, "none",
+                                               one_dnn().no_scalars, std::nullopt);
+  }
+  return one_dnn().convolve->call(input, packed, bias, settings.padding, settings.stride, settings.dilation,
+                                  settings.groups, "none", one_dnn().no_scalars, std::nullopt);
+}
+
+at::ScalarType dtype_of(backend::Element element) {
+  return element == backend::Element::kFloat32    ? at::kFloat
+         : element == backend::Element::kBfloat16 ? at::kBFloat16
+                                                  : at::kHalf;
+}
+
+// ---- products of patches ------------------------------------------------------------------------
+
+// Not MKL's, which starts a team of threads of its own where patches are multiplied in one.
+LinearImplementation product_by(Implementation implementation) {
+  return implementation == Implementation::kTiles ? LinearImplementation::kPackedTiles
+                                                  : LinearImplementation::kPackedPanels;
+}
+
+// Of all patches by the weight, which is [outputs, kernel * channels].
+backend::Matvec product_of(const ConvolutionCall& call) {
+  const backend::ConvolutionGeometry& geometry = call.shape.geometry;
+  const int64_t k = geometry.kernel() * geometry.channels;
+  return {.element = call.shape.element,
+          .m = geometry.images * geometry.positions(),
+          .n = geometry.outputs,
+          .k = k,
+          .x_stride = k,
+          .w_stride = k,
+          .y_stride = geometry.outputs};
+}
+
+at::Tensor convolve_by_patches(Implementation implementation, const ConvolutionCall& call, const at::Tensor& filter,
+                               const at::Tensor& input, const std::optional<at::Tensor>& bias,
+                               const at::Tensor& output) {
+  backend::Matvec product = product_of(call);
+  product.packed = filter.const_data_ptr();
+  product.bias = bias ? bias->const_data_ptr() : nullptr;
+  product.y = output.mutable_data_ptr();
+  std::atomic<bool> reachable{true};
+  const auto give_up = [&](const backend::Gemm&) { reachable = false; };
+  backend::convolve_patches(call.shape.geometry, input.const_data_ptr(), product, [&](const backend::Matvec& part) {
+    multiply_packed(product_by(implementation), part, give_up);
+  });
+  return reachable ? output : at::Tensor();
+}
+
+}  // namespace
+
+bool can_convolve_by_filter(Implementation implementation, const ConvolutionCall& call) {
+  if (call.is_backward()) return false;
+  switch (implementation) {
+    case Implementation::kDepthwise:
+      return call.ours == Implementation::kDepthwise;
+    case Implementation::kPacked:
+      return one_dnn().is_there(dtype_of(call.shape.element), call.settings.transposed);
+    case Implementation::kPanels:
+    case Implementation::kTiles:
+      return call.has_patches && can_multiply_packed(product_by(implementation), product_of(call));
+    default:
+      return false;
+  }
+}
+
+bool has_packed_convolutions() { return one_dnn().is_there(at::kFloat, false); }
+
+int64_t filter_space(Implementation implementation, const ConvolutionCall& call) {
+  const backend::ConvolutionGeometry& geometry = call.shape.geometry;
+  if (implementation != Implementation::kPacked && implementation != Implementation::kDepthwise) {
+    return packed_space(product_by(implementation), product_of(call));
+  }
+  const int64_t of_group = (call.settings.transposed ? geometry.outputs : geometry.channels) / call.settings.groups;
+  const int64_t filters = call.settings.transposed ? geometry.channels : geometry.outputs;
+  return filters * of_group * geometry.kernel() * backend::element_bytes(call.shape.element);
+}
+
+PackedWeights::Made make_filter(Implementation implementation, const ConvolutionCall& call, const at::Tensor& weight,
+                                at::IntArrayRef input_sizes) {
+  switch (implementation) {
+    case Implementation::kPacked: {
+      at::Tensor packed = packed_filter(call.settings, weight, input_sizes);
+      return {std::move(packed), filter_space(implementation, call)};
+    }
+    case Implementation::kDepthwise: {
+      at::Tensor taps = at::empty({weight.numel()}, weight.options());
+      const at::Tensor rows = weight.contiguous();
+      backend::depthwise_taps(call.shape.geometry, rows.const_data_ptr<float>(), taps.mutable_data_ptr<float>());
+      return {std::move(taps), filter_space(implementation, call)};
+    }
+    default: {
+      const at::Tensor rows = weight.movedim(1, -1).contiguous();
+      backend::Matvec product = product_of(call);
+      product.w = rows.const_data_ptr();
+      return packed_weight(product_by(implementation), product);
+    }
+  }
+}
+
+PackedKey filter_key(Implementation implementation, const ConvolutionCall& call, const graph::Invocation& invocation) {
+  const graph::Window& weight = window_of(invocation, call.weight);
+  const ConvolutionSettings& settings = call.settings;
+  PackedKey key{.form = PackedForm::kFilter,
+                .element = call.shape.element,
+                .address = static_cast<const std::byte*>(invocation.data[call.weight]) +
+                           weight.offset * backend::element_bytes(call.shape.element),
+                .n = weight.sizes()[0],
+                .k = weight.numel / weight.sizes()[0],
+                .stride = weight.sizes()[weight.rank - 1],
+                .columns = !weight.contiguous};
+  auto next = key.settings.begin();
+  *next++ = static_cast<int64_t>(implementation);
+  next = std::ranges::copy(weight.sizes().subspan(2, settings.stride.size() - 1), next).out;
+  // The layout of oneDNN's filter depends on all of the call; the others are of the weight alone.
+  if (implementation != Implementation::kPacked) return key;
+  for (const Numbers3* const list : {&settings.stride, &settings.padding, &settings.dilation}) {
+    next = std::ranges::copy(*list, next).out;
+  }
+  *next++ = settings.groups;
+  if (settings.transposed) {
+    *next++ = 1;
+    std::ranges::copy(settings.output_padding, next);
+  }
+  return key;
+}
+
+at::Tensor convolve_by_filter(Implementation implementation, const ConvolutionCall& call, const at::Tensor& filter,
+                              const at::Tensor& input, const std::optional<at::Tensor>& bias,
+                              const at::Tensor& output) {
+  switch (implementation) {
+    case Implementation::kPacked: {
+      const OfferedMemory offer(output.mutable_data_ptr(), call.shape.output_last ? output.nbytes() : 0);
+      return convolve_packed(call.settings, input, filter, bias);
+    }
+    case Implementation::kDepthwise:
+      backend::depthwise({.geometry = call.shape.geometry,
+                          .input = input.const_data_ptr<float>(),
+                          .taps = filter.const_data_ptr<float>(),
+                          .bias = bias ? bias->const_data_ptr<float>() : nullptr,
+                          .output = output.mutable_data_ptr<float>()});
+      return output;
+    default:
+      return convolve_by_patches(implementation, call, filter, input, bias, output);
+  }
+}
+
+}  // namespace hetero::ops

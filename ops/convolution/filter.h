@@ -1,0 +1,43 @@
+// The implementations of a convolution that keep a filter in a layout of their own: oneDNN's, the
+// depthwise loops, and products of patches.
+//
+// Thread safety: any thread; calls share nothing.
+
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+
+#include "ops/convolution/call.h"
+#include "ops/memory/packed_weights.h"
+
+namespace hetero::ops {
+
+// Those of ConvolutionImplementation.
+inline constexpr ConvolutionImplementation kFilterImplementations[] = {
+    ConvolutionImplementation::kDepthwise, ConvolutionImplementation::kPacked, ConvolutionImplementation::kPanels,
+    ConvolutionImplementation::kTiles};
+
+// Whether the implementation keeps a filter and can compute the call, as things are configured.
+bool can_convolve_by_filter(ConvolutionImplementation implementation, const ConvolutionCall& call);
+// Whether oneDNN's can at all, for float32.
+bool has_packed_convolutions();
+
+// The weight's filter, and the most memory that it takes. Its values may be others than those of
+// the call's weight; the first `input_sizes` are those of the images. Undefined where it has values
+// that the implementation cannot have.
+int64_t filter_space(ConvolutionImplementation implementation, const ConvolutionCall& call);
+PackedWeights::Made make_filter(ConvolutionImplementation implementation, const ConvolutionCall& call,
+                                const at::Tensor& weight, at::IntArrayRef input_sizes);
+// What tells it from the weight's other packed forms.
+PackedKey filter_key(ConvolutionImplementation implementation, const ConvolutionCall& call,
+                     const graph::Invocation& invocation);
+
+// The result, of the layout of `output`, in which it is made where that is possible. Undefined
+// where the images have values that the implementation cannot have.
+at::Tensor convolve_by_filter(ConvolutionImplementation implementation, const ConvolutionCall& call,
+                              const at::Tensor& filter, const at::Tensor& input, const std::optional<at::Tensor>& bias,
+                              const at::Tensor& output);
+
+}  // namespace hetero::ops

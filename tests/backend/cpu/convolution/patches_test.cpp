@@ -1,0 +1,150 @@
+// Convolutions as products of patches against the definition in double.
+
+#include "backend/cpu/convolution/patches.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "tests/backend/catch.h"
+
+namespace hetero::backend {
+namespace {
+
+using Geometry = ConvolutionGeometry;
+
+std::vector<float> values(int64_t count, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::uniform_real_distribution<float> uniform(-1, 1);
+  std::vector<float> made(static_cast<size_t>(count));
+  for (float& value : made) value = uniform(random);
+  return made;
+}
+
+// Where in an image row `row` of the matrix has its element `i`; -1 outside.
+int64_t source_of(const Geometry& g, int64_t row, int64_t i) {
+  const int64_t tap = i / g.channels, position = row % g.positions();
+  const int64_t y = position / g.out_width() * g.stride_y - g.padding_y + tap / g.kernel_width * g.dilation_y;
+  const int64_t x = position % g.out_width() * g.stride_x - g.padding_x + tap % g.kernel_width * g.dilation_x;
+  if (y < 0 || y >= g.height || x < 0 || x >= g.width) return -1;
+  return ((row / g.positions() * g.height + y) * g.width + x) * g.channels + i % g.channels;
+}
+
+void multiply_plainly(const Matvec& call) {
+  for (int64_t row = 0; row < call.m; ++row) {
+    for (int64_t n = 0; n < call.n; ++n) {
+      double sum = call.bias == nullptr ? 0 : static_cast<const float*>(call.bias)[n];
+      for (int64_t k = 0; k < call.k; ++k) {
+        sum += double{static_cast<const float*>(call.x)[row * call.x_stride + k]} *
+               static_cast<const float*>(call.w)[n * call.w_stride + k];
+      }
+      static_cast<float*>(call.y)[row * call.y_stride + n] = static_cast<float>(sum);
+    }
+  }
+}
+
+void check(const Geometry& g) {
+  INFO(g.images << " of " << g.channels << 'x' << g.height << 'x' << g.width << " kernel " << g.kernel_height << 'x'
+                << g.kernel_width << " stride " << g.stride_y << 'x' << g.stride_x << " padding " << g.padding_y << 'x'
+                << g.padding_x << " dilation " << g.dilation_y << 'x' << g.dilation_x);
+  const int64_t k = g.kernel() * g.channels, m = g.images * g.positions();
+  const std::vector<float> input = values(g.images * g.pixels() * g.channels, 1);
+  const std::vector<float> weight = values(g.outputs * k, 2), bias = values(g.outputs, 3);
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  std::vector<float> output(static_cast<size_t>(m * g.outputs), kNan);
+  const Matvec call{.n = g.outputs,
+                    .k = k,
+                    .w = weight.data(),
+                    .w_stride = k,
+                    .bias = bias.data(),
+                    .y = output.data(),
+                    .y_stride = g.outputs};
+  convolve_patches(g, input.data(), call, &multiply_plainly);
+  size_t different = 0;
+  for (int64_t row = 0; row < m; ++row) {
+    for (int64_t n = 0; n < g.outputs; ++n) {
+      double sum = bias[static_cast<size_t>(n)];
+      for (int64_t i = 0; i < k; ++i) {
+        const int64_t source = source_of(g, row, i);
+        if (source >= 0) sum += double{input[static_cast<size_t>(source)]} * weight[static_cast<size_t>(n * k + i)];
+      }
+      different += !(std::abs(output[static_cast<size_t>(row * g.outputs + n)] - sum) <= 1e-4);
+    }
+  }
+  REQUIRE(different == 0);
+}
+
+TEST_CASE("patches of every geometry") {
+  for (const int64_t side : {1, 4, 7, 12}) {
+    for (const int64_t kernel : {1, 2, 3, 5}) {
+      for (const int64_t stride : {1, 2, 3}) {
+        for (const int64_t padding : {0, 1, 6}) {
+          for (const int64_t dilation : {1, 2, 3}) {
+            if (side + 2 * padding <= dilation * (kernel - 1)) continue;
+            check({.images = 2,
+                   .channels = 3,
+                   .height = side,
+                   .width = side + 1,
+                   .outputs = 2,
+                   .kernel_height = kernel,
+                   .kernel_width = std::max<int64_t>(1, kernel - 1),
+                   .stride_y = stride,
+                   .stride_x = stride,
+                   .padding_y = padding,
+                   .padding_x = padding,
+                   .dilation_y = dilation,
+                   .dilation_x = dilation});
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("patches of signals, and more of them than a block has") {
+  for (const int64_t length : {1, 9, 200}) {
+    check({.images = 3,
+           .channels = 8,
+           .width = length,
+           .outputs = 5,
+           .kernel_width = 4,
+           .padding_x = 6,
+           .dilation_x = 2});
+  }
+  // Rows of a power of two, whose distance is another one; and a weight too large for small blocks.
+  check({.images = 2, .channels = 256, .height = 9, .width = 9, .outputs = 4, .kernel_height = 2, .kernel_width = 2});
+  check({.images = 1, .channels = 300, .height = 8, .width = 8, .outputs = 100, .kernel_height = 3, .kernel_width = 3});
+}
+
+TEST_CASE("patches of elements of 2 bytes are those of 4, cut") {
+  const Geometry g{.images = 2,
+                   .channels = 3,
+                   .height = 5,
+                   .width = 6,
+                   .outputs = 1,
+                   .kernel_height = 3,
+                   .kernel_width = 3,
+                   .stride_x = 2,
+                   .padding_y = 1,
+                   .padding_x = 2};
+  const int64_t k = g.kernel() * g.channels, m = g.images * g.positions();
+  std::vector<uint16_t> input(static_cast<size_t>(g.images * g.pixels() * g.channels));
+  for (size_t i = 0; i < input.size(); ++i) input[i] = static_cast<uint16_t>(i + 1);
+  const int64_t pitch = 2 * k + 6, first = 3;
+  std::vector<std::byte> rows(static_cast<size_t>((m - first) * pitch));
+  gather_patches(g, 2, input.data(), first, m - first, rows.data(), pitch);
+  for (int64_t row = first; row < m; ++row) {
+    for (int64_t i = 0; i < k; ++i) {
+      uint16_t found = 0;
+      std::memcpy(&found, rows.data() + (row - first) * pitch + 2 * i, 2);
+      const int64_t source = source_of(g, row, i);
+      REQUIRE(found == (source < 0 ? 0 : source + 1));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace hetero::backend
