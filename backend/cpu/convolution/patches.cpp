@@ -84,6 +84,7 @@ void convolve_patches(const ConvolutionGeometry& g, const void* input, const Mat
     part.x_stride = pitch / item;
     part.y = static_cast<std::byte*>(call.y) + first * call.y_stride * item;
     multiply(part);
+  };
   // A weight that stays in each thread's cache meets small blocks, which threads share. A larger
   // one meets as many rows as possible at once, and threads share its outputs.
   const int64_t threads = thread_count();
