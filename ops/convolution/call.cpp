@@ -238,7 +238,7 @@ bool recognize_convolution(const graph::Invocation& invocation, bool with_norm, 
     call.is_product = call.has_patches && geometry.pointwise();
     if (of_floats && call.settings.groups == 1 && all_row_major(invocation) && backend::convolution_fits(geometry)) {
       call.ours = ConvolutionImplementation::kUnfolded;
-    } else if (of_floats && by_pixels && depthwise) {
+    } else if (by_pixels && depthwise) {
       call.ours = ConvolutionImplementation::kDepthwise;
     }
   }

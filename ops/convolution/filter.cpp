@@ -175,7 +175,9 @@ int64_t filter_space(Implementation implementation, const ConvolutionCall& call)
   }
   const int64_t of_group = (call.settings.transposed ? geometry.outputs : geometry.channels) / call.settings.groups;
   const int64_t filters = call.settings.transposed ? geometry.channels : geometry.outputs;
-  return filters * of_group * geometry.kernel() * backend::element_bytes(call.shape.element);
+  const bool of_floats = implementation == Implementation::kDepthwise;
+  const auto element = of_floats ? backend::Element::kFloat32 : call.shape.element;
+  return filters * of_group * geometry.kernel() * backend::element_bytes(element);
 }
 
 PackedWeights::Made make_filter(Implementation implementation, const ConvolutionCall& call, const at::Tensor& weight,
@@ -186,9 +188,10 @@ PackedWeights::Made make_filter(Implementation implementation, const Convolution
       return {std::move(packed), filter_space(implementation, call)};
     }
     case Implementation::kDepthwise: {
-      at::Tensor taps = at::empty({weight.numel()}, weight.options());
+      at::Tensor taps = at::empty({weight.numel()}, at::kFloat);
       const at::Tensor rows = weight.contiguous();
-      backend::depthwise_taps(call.shape.geometry, rows.const_data_ptr<float>(), taps.mutable_data_ptr<float>());
+      backend::depthwise_taps(call.shape.geometry, call.shape.element, rows.const_data_ptr(),
+                              taps.mutable_data_ptr<float>());
       return {std::move(taps), filter_space(implementation, call)};
     }
     default: {
@@ -237,10 +240,11 @@ at::Tensor convolve_by_filter(Implementation implementation, const ConvolutionCa
     }
     case Implementation::kDepthwise:
       backend::depthwise({.geometry = call.shape.geometry,
-                          .input = input.const_data_ptr<float>(),
+                          .element = call.shape.element,
+                          .input = input.const_data_ptr(),
                           .taps = filter.const_data_ptr<float>(),
-                          .bias = bias ? bias->const_data_ptr<float>() : nullptr,
-                          .output = output.mutable_data_ptr<float>()});
+                          .bias = bias ? bias->const_data_ptr() : nullptr,
+                          .output = output.mutable_data_ptr()});
       return output;
     default:
       return convolve_by_patches(implementation, call, filter, input, bias, output);

@@ -70,8 +70,7 @@ class Folder {
       if (graph_.nodes[n].op != norm) continue;
       const std::optional<Norm> read = read_norm(n);
       if (!read) continue;
-      if (!fold_into_convolution(n, *read, convolution)) make_pointwise(n, *read, addcmul);
-      ++changed;
+      if (fold_into_convolution(n, *read, convolution) || make_pointwise(n, *read, addcmul)) ++changed;
     }
     if (changed > 0) graph::remove_nodes(program_, gone_);
     return changed;
@@ -182,16 +181,16 @@ class Folder {
     return true;
   }
 
-  // addcmul(shift, x, scale, value=1).
-  void make_pointwise(size_t n, const Norm& norm, graph::OpId addcmul) {
+  // addcmul(shift, x, scale, value=1). False beside images of 16 bits, for which the norm's numbers
+  // would have to be rounded.
+  bool make_pointwise(size_t n, const Norm& norm, graph::OpId addcmul) {
     Node& node = graph_.nodes[n];
     const Operand input = operand(node, 0), output = operand(node, norm.result);
     const graph::Window& window = window_of(input);
     std::vector<int64_t> along(static_cast<size_t>(window.rank) - 1, 1);
     along[0] = -1;
-    // Beside images of 16 bits, a norm's numbers have 32; the result is rounded once.
-    const bool is_double = window.dtype == static_cast<graph::DType>(at::kDouble);
-    const auto dtype = is_double ? window.dtype : static_cast<graph::DType>(at::kFloat);
+    const graph::DType dtype = window.dtype;
+    if (c10::isReducedFloatingType(static_cast<at::ScalarType>(dtype))) return false;
     move_dynamic(n, {{0, 1}, {norm.result, 3}});
     set_operands(node, {add_constant(dtype, norm.shift.view(along)), input, add_constant(dtype, norm.scale.view(along)),
                         output});
@@ -205,6 +204,7 @@ class Folder {
     append(&header, sizeof(header));
     for (const Bytes* part : {&call.structure, &call.sizes, &call.values}) append(part->data(), part->size());
     node.attribute_bytes = static_cast<uint32_t>(graph_.attributes.size()) - node.attribute_offset;
+    return true;
   }
 
   void append(const void* bytes, size_t count) {

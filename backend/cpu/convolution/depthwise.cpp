@@ -9,12 +9,13 @@
 #include "backend/base/parallel.h"
 #include "backend/base/rounding.h"
 #include "backend/cpu/convolution/depthwise_kernel.h"
-#include "backend/cpu/vector/vector_portable.h"
+#include "backend/cpu/vector/elements_portable.h"
+#include "backend/cpu/vector/half.h"
 
 namespace hetero::backend {
 namespace {
 
-constexpr DepthwiseKernels kPortable = make_depthwise_kernels<Vector>();
+constexpr DepthwiseKernels kPortable = make_depthwise_kernels<Vector, Float32, Bfloat16, Float16>();
 
 const DepthwiseKernels& kernels_of(InstructionSet set) {
 #if defined(__x86_64__)
@@ -62,8 +63,9 @@ void compute(const Depthwise& call, const DepthwiseKernels& kernels, int64_t ima
                        .bias = call.bias,
                        .output = nullptr,
                        .channels = g.channels};
-  const float* const plane = call.input + image * g.pixels() * g.channels;
-  float* const line = call.output + (image * g.positions() + y * g.out_width()) * g.channels;
+  const int64_t pixel = g.channels * element_bytes(call.element);
+  const auto* const plane = static_cast<const std::byte*>(call.input) + image * g.pixels() * pixel;
+  auto* const line = static_cast<std::byte*>(call.output) + (image * g.positions() + y * g.out_width()) * pixel;
   for (int64_t x = first; x < last;) {
     const bool whole = x >= inner && x < outer;
     const int64_t count = whole ? std::min<int64_t>({last - x, outer - x, kDepthwiseBlock}) : 1;
@@ -74,24 +76,29 @@ void compute(const Depthwise& call, const DepthwiseKernels& kernels, int64_t ima
     const bool meets = block.rows > 0 && block.columns > 0;
     const int64_t row = meets ? top + rows.first * g.dilation_y : 0;
     const int64_t column = meets ? left + columns.first * g.dilation_x : 0;
-    block.input = plane + (row * g.width + column) * g.channels;
+    block.input = plane + (row * g.width + column) * pixel;
     block.taps = call.taps + (meets ? rows.first * g.kernel_width + columns.first : 0) * g.channels;
-    block.output = line + x * g.channels;
-    kernels[static_cast<size_t>(count - 1)](block);
+    block.output = line + x * pixel;
+    kernels[static_cast<size_t>(call.element)][static_cast<size_t>(count - 1)](block);
     x += count;
   }
 }
 
 }  // namespace
 
-void depthwise_taps(const ConvolutionGeometry& geometry, const float* weight, float* taps) {
+void depthwise_taps(const ConvolutionGeometry& geometry, Element element, const void* weight, float* taps) {
+  const auto value = [&](int64_t i) {
+    if (element == Element::kFloat32) return static_cast<const float*>(weight)[i];
+    const uint16_t bits = static_cast<const uint16_t*>(weight)[i];
+    return element == Element::kBfloat16 ? bfloat16_to_float(bits) : float16_to_float(bits);
+  };
   // A cache line of each tap's channels at a time.
   constexpr int64_t kTogether = 16;
   const int64_t kernel = geometry.kernel();
   for (int64_t first = 0; first < geometry.channels; first += kTogether) {
     const int64_t last = std::min(first + kTogether, geometry.channels);
     for (int64_t tap = 0; tap < kernel; ++tap) {
-      for (int64_t c = first; c < last; ++c) taps[tap * geometry.channels + c] = weight[c * kernel + tap];
+      for (int64_t c = first; c < last; ++c) taps[tap * geometry.channels + c] = value(c * kernel + tap);
     }
   }
 }

@@ -3,12 +3,12 @@
 
 #include "backend/cpu/convolution/depthwise_kernel.h"
 
-#include "backend/cpu/vector/vector_avx512.h"
+#include "backend/cpu/vector/elements_avx512.h"
 
 namespace hetero::backend {
 
 const DepthwiseKernels& depthwise_avx512() {
-  static constexpr DepthwiseKernels kKernels = make_depthwise_kernels<Vector>();
+  static constexpr DepthwiseKernels kKernels = make_depthwise_kernels<Vector, Float32, Bfloat16InOrder, Float16>();
   return kKernels;
 }
 

@@ -1,4 +1,4 @@
-// The kernel of depthwise.h, a template over a vector of floats (vector/).
+// The kernel of depthwise.h, a template over a vector of floats and loaders of elements (vector/).
 //
 // Each of depthwise.cpp, depthwise_avx2.cpp and depthwise_avx512.cpp includes it, compiled for
 // other instructions. Everything is in an unnamed namespace, so that the linker does not take one
@@ -8,100 +8,126 @@
 
 #include <array>
 #include <cstdint>
+#include <cstring>
 #include <utility>
 
 namespace hetero::backend {
 
 inline constexpr int kDepthwiseBlock = 6;
 
-// Neighbouring outputs of a row, of all channels. Distances count floats.
+// Neighbouring outputs of a row, of all channels. Distances count elements.
 struct DepthwiseBlock {
-  const float* input;  // that the first tap meets, of the first output
-  int64_t input_row;   // from what a tap meets to what the one below it meets
-  int64_t input_tap;   // and the one beside it
-  int64_t step;        // and the same tap of the next output
-  const float* taps;   // the first one that meets the image
+  const void* input;  // that the first tap meets, of the first output
+  int64_t input_row;  // from what a tap meets to what the one below it meets
+  int64_t input_tap;  // and the one beside it
+  int64_t step;       // and the same tap of the next output
+  const float* taps;  // the first one that meets the image
   int64_t taps_row;
   int rows, columns;  // of taps that meet the image
-  const float* bias;  // or null
-  float* output;
+  const void* bias;   // or null
+  void* output;
   int64_t channels;
 };
 
-// By the number of outputs, less one.
-using DepthwiseKernels = std::array<void (*)(const DepthwiseBlock&), kDepthwiseBlock>;
+// By the element, and the number of outputs, less one.
+using DepthwiseKernels = std::array<std::array<void (*)(const DepthwiseBlock&), kDepthwiseBlock>, 3>;
 const DepthwiseKernels& depthwise_avx2();
 const DepthwiseKernels& depthwise_avx512();
 
 namespace {
 
-// kVectors vectors of channels, or the first `channels` of one.
-template <typename Vector, int kOutputs, int kVectors, bool whole>
+// kPairs pairs of vectors of channels, or the first `channels` of one pair. E loads elements in
+// their order, and Floats those of the taps.
+template <typename Vector, typename Floats, typename E, int kOutputs, int kPairs, bool whole>
 inline __attribute__((always_inline)) void depthwise_vectors(const DepthwiseBlock& block, int64_t channel,
                                                              int channels) {
-  const auto load = [&](const float* p) { return whole ? Vector::load(p) : Vector::load_first(p, channels); };
-  Vector sums[kOutputs][kVectors];
-#pragma GCC unroll 4
-  for (int v = 0; v < kVectors; ++v) {
-    const Vector bias = block.bias == nullptr ? Vector::zero() : load(block.bias + channel + v * Vector::kWidth);
+  using Stored = typename E::Stored;
+  constexpr int kPair = 2 * Vector::kWidth;
+  const auto load = [&]<typename Loader>(Loader, const auto* p, Vector& low, Vector& high) {
+    if constexpr (whole) {
+      Loader::load(p, low, high);
+    } else {
+      Loader::load_part(p, channels, low, high);
+    }
+  };
+  Vector sums[kOutputs][2 * kPairs];
+#pragma GCC unroll 2
+  for (int v = 0; v < kPairs; ++v) {
+    Vector low = Vector::zero(), high = Vector::zero();
+    if (block.bias != nullptr) load(E(), static_cast<const Stored*>(block.bias) + channel + v * kPair, low, high);
 #pragma GCC unroll 8
-    for (int i = 0; i < kOutputs; ++i) sums[i][v] = bias;
+    for (int i = 0; i < kOutputs; ++i) {
+      sums[i][2 * v] = low;
+      sums[i][2 * v + 1] = high;
+    }
   }
   const int64_t step = block.step, input_tap = block.input_tap, all = block.channels;
   const int columns = block.columns;
   const float* taps = block.taps + channel;
-  const float* input = block.input + channel;
+  const Stored* input = static_cast<const Stored*>(block.input) + channel;
   for (int y = block.rows; y > 0; --y, taps += block.taps_row, input += block.input_row) {
     const float* tap = taps;
-    const float* met[kOutputs];
+    const Stored* met[kOutputs];
 #pragma GCC unroll 8
     for (int i = 0; i < kOutputs; ++i) met[i] = input + i * step;
     int64_t at = 0;
     for (int x = columns; x > 0; --x, tap += all, at += input_tap) {
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) {
-        const Vector weight = load(tap + v * Vector::kWidth);
+#pragma GCC unroll 2
+      for (int v = 0; v < kPairs; ++v) {
+        Vector weights[2];
+        load(Floats(), tap + v * kPair, weights[0], weights[1]);
 #pragma GCC unroll 8
         for (int i = 0; i < kOutputs; ++i) {
-          sums[i][v] = Vector::fma(load(met[i] + at + v * Vector::kWidth), weight, sums[i][v]);
+          Vector values[2];
+          load(E(), met[i] + at + v * kPair, values[0], values[1]);
+          sums[i][2 * v] = Vector::fma(values[0], weights[0], sums[i][2 * v]);
+          sums[i][2 * v + 1] = Vector::fma(values[1], weights[1], sums[i][2 * v + 1]);
         }
       }
     }
   }
 #pragma GCC unroll 8
   for (int i = 0; i < kOutputs; ++i) {
-    float* const to = block.output + i * all + channel;
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
+    Stored* const to = static_cast<Stored*>(block.output) + i * all + channel;
+#pragma GCC unroll 2
+    for (int v = 0; v < kPairs; ++v) {
       if constexpr (whole) {
-        sums[i][v].store(to + v * Vector::kWidth);
+        E::narrow(sums[i][2 * v], sums[i][2 * v + 1], to + v * kPair);
       } else {
-        sums[i][v].store_first(to, channels);
+        Stored made[kPair];
+        E::narrow(sums[i][0], sums[i][1], made);
+        std::memcpy(to, made, static_cast<size_t>(channels) * sizeof(Stored));
       }
     }
   }
 }
 
-template <typename Vector, int kOutputs>
+template <typename Vector, typename Floats, typename E, int kOutputs>
 void depthwise_block(const DepthwiseBlock& block) {
-  constexpr int kVectors = Vector::kRegisters >= 32 ? 4 : 2;
-  constexpr int64_t kWidth = Vector::kWidth;
+  constexpr int kPairs = Vector::kRegisters >= 32 ? 2 : 1;
+  constexpr int64_t kPair = 2 * Vector::kWidth;
   int64_t channel = 0;
-  for (; channel + kVectors * kWidth <= block.channels; channel += kVectors * kWidth) {
-    depthwise_vectors<Vector, kOutputs, kVectors, true>(block, channel, 0);
+  for (; channel + kPairs * kPair <= block.channels; channel += kPairs * kPair) {
+    depthwise_vectors<Vector, Floats, E, kOutputs, kPairs, true>(block, channel, 0);
   }
-  for (; channel + kWidth <= block.channels; channel += kWidth) {
-    depthwise_vectors<Vector, kOutputs, 1, true>(block, channel, 0);
+  if (kPairs > 1 && channel + kPair <= block.channels) {
+    depthwise_vectors<Vector, Floats, E, kOutputs, 1, true>(block, channel, 0);
+    channel += kPair;
   }
   if (channel < block.channels) {
-    depthwise_vectors<Vector, kOutputs, 1, false>(block, channel, static_cast<int>(block.channels - channel));
+    depthwise_vectors<Vector, Floats, E, kOutputs, 1, false>(block, channel,
+                                                             static_cast<int>(block.channels - channel));
   }
 }
 
-template <typename Vector>
+// Of loaders for float32, bfloat16 and float16.
+template <typename Vector, typename Floats, typename... E>
 constexpr DepthwiseKernels make_depthwise_kernels() {
-  return []<int... i>(std::integer_sequence<int, i...>) { return DepthwiseKernels{&depthwise_block<Vector, i + 1>...}; }
-  (std::make_integer_sequence<int, kDepthwiseBlock>());
+  const auto of = []<typename One, int... i>(One, std::integer_sequence<int, i...>) {
+    return typename DepthwiseKernels::value_type{&depthwise_block<Vector, Floats, One, i + 1>...};
+  };
+  return {of(Floats(), std::make_integer_sequence<int, kDepthwiseBlock>()),
+          of(E(), std::make_integer_sequence<int, kDepthwiseBlock>())...};
 }
 
 }  // namespace

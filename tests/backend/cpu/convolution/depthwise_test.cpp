@@ -7,6 +7,7 @@
 #include <random>
 #include <vector>
 
+#include "backend/cpu/vector/half.h"
 #include "tests/backend/catch.h"
 
 namespace hetero::backend {
@@ -45,7 +46,7 @@ void check(const Geometry& g, bool with_bias) {
   const std::vector<float> input = values(g.images * g.pixels() * g.channels, 1);
   const std::vector<float> weight = values(g.channels * g.kernel(), 2), bias = values(g.channels, 3);
   std::vector<float> taps(weight.size());
-  depthwise_taps(g, weight.data(), taps.data());
+  depthwise_taps(g, Element::kFloat32, weight.data(), taps.data());
   for (const InstructionSet set : {InstructionSet::kPortable, InstructionSet::kAvx2, InstructionSet::kAvx512}) {
     if (set > instruction_set()) continue;
     constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -136,6 +137,54 @@ TEST_CASE("depthwise convolutions of signals and of unequal sides") {
          .padding_x = 0,
          .dilation_y = 3},
         false);
+}
+
+TEST_CASE("depthwise convolutions of elements of 2 bytes round sums in float32 once") {
+  for (const Element element : {Element::kBfloat16, Element::kFloat16}) {
+    const auto narrow = element == Element::kBfloat16 ? &float_to_bfloat16 : &float_to_float16;
+    const auto widen = element == Element::kBfloat16 ? &bfloat16_to_float : &float16_to_float;
+    for (const int64_t channels : {1, 16, 23, 32, 48, 77, 100}) {
+      const Geometry g = square(2, channels, 9, 3, 2, 1);
+      // Small whole numbers: every sum is one, too, and rounded where it is too large.
+      const auto halves = [&](int64_t count, uint32_t seed) {
+        std::vector<uint16_t> made;
+        for (const float value : values(count, seed)) made.push_back(narrow(std::round(value * 20)));
+        return made;
+      };
+      const auto floats = [&](const std::vector<uint16_t>& from) {
+        std::vector<float> made;
+        for (const uint16_t bits : from) made.push_back(widen(bits));
+        return made;
+      };
+      const std::vector<uint16_t> input = halves(g.images * g.pixels() * channels, 1);
+      const std::vector<uint16_t> weight = halves(channels * g.kernel(), 2), bias = halves(channels, 3);
+      std::vector<float> taps(weight.size());
+      depthwise_taps(g, element, weight.data(), taps.data());
+      for (const InstructionSet set : {InstructionSet::kPortable, InstructionSet::kAvx2, InstructionSet::kAvx512}) {
+        if (set > instruction_set()) continue;
+        std::vector<uint16_t> output(static_cast<size_t>(g.images * g.positions() * channels) + 1, 0x1234);
+        depthwise({.geometry = g,
+                   .element = element,
+                   .input = input.data(),
+                   .taps = taps.data(),
+                   .bias = bias.data(),
+                   .output = output.data()},
+                  set);
+        size_t different = 0, i = 0;
+        for (int64_t image = 0; image < g.images; ++image) {
+          for (int64_t position = 0; position < g.positions(); ++position) {
+            for (int64_t c = 0; c < channels; ++c) {
+              const double sum = expected_at(g, floats(input), floats(weight), image, position / g.out_width(),
+                                             position % g.out_width(), c);
+              different += output[i++] != narrow(static_cast<float>(sum + widen(bias[static_cast<size_t>(c)])));
+            }
+          }
+        }
+        REQUIRE(different == 0);
+        REQUIRE(output.back() == 0x1234);
+      }
+    }
+  }
 }
 
 }  // namespace
