@@ -533,6 +533,14 @@ bool Builder::is_contiguous(const Source& source) const {
   return source.is_number() || window(source.operand).contiguous;
 }
 
+bool Builder::is_of_pixels(const Source& source, uint64_t dimensions) const {
+  if (failed_ || source.is_number()) return false;
+  const graph::Window& image = window(source.operand);
+  if (image.rank < 3 || image.rank > 5 || image.contiguous) return false;
+  const uint64_t pixels = (uint64_t{1} << image.rank) - 4;
+  return dimensions == pixels && image.sizes()[1] > 1 && image.strides()[1] == 1;
+}
+
 double Builder::row_length() const {
   const graph::Window& space = window(lowering_.space);
   double length = 1;

@@ -74,6 +74,10 @@ class Builder {
   int64_t size(const Source& source, int dimension) const { return window(source.operand).sizes()[dimension]; }
   // Whether its entries are in row-major order without gaps.
   bool is_contiguous(const Source& source) const;
+  // Whether the dimensions are the pixels of images with their channels last. A fused kernel would
+  // copy such images to have their rows, and those of what it computes together with a reduction.
+  // PyTorch's kernels read them as they lie.
+  bool is_of_pixels(const Source& source, uint64_t dimensions) const;
   // The number of integers in a list.
   int list_length();
   // An optional int, an optional list of ints: dimensions of a tensor of this rank. None and an

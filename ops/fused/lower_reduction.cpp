@@ -20,7 +20,11 @@ using Ref = Builder::Ref;
 enum class Over { kAll, kDimensions };
 
 uint64_t dimensions(Builder& b, const Source& x, Over over) {
-  if (over == Over::kDimensions) return b.dimensions(x.rank);
+  if (over == Over::kDimensions) {
+    const uint64_t reduced = b.dimensions(x.rank);
+    if (b.is_of_pixels(x, reduced)) b.fail("pixels with their channels together");
+    return reduced;
+  }
   if (x.rank == 0) b.fail();
   return (uint64_t{1} << std::min(x.rank, 63)) - 1;
 }
