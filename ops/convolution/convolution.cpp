@@ -247,7 +247,8 @@ ConvolutionChoice chosen(const graph::Invocation& invocation, const ConvolutionC
     choices.learn(call.shape, *choice);
   }
   if (!choice->kept && filters != nullptr && filters->was_used(uses) && may_keep_more()) {
-    choice = try_keeping(invocation, call, *choice);
+    // What is needed early is taken for what it is on a busy machine, and measured again later.
+    choice = try_keeping(invocation, call, *choice, Values::kAll, uses < kUsesBeforePacking);
     if (choice->kept) {
       choices.learn(call.shape, *choice);
     } else {
@@ -275,16 +276,32 @@ void settle(const graph::Invocation& invocation, const ConvolutionCall& call, co
   choices.settle(call.shape, *choice);
 }
 
-// The filter of the call in the layout of its choice; null where it runs without.
-const at::Tensor* filter_now(const graph::Invocation& invocation, const ConvolutionCall& call,
-                             const ConvolutionChoice& choice, PackedWeights* filters) {
-  const Implementation by = choice.kept.value_or(Implementation::kStock);
-  if (filters == nullptr || !filters->worth_packing() || !can_convolve_by_filter(by, call)) return nullptr;
-  const at::Tensor* const filter = filters->find_or_make(filter_key(by, call, invocation), filter_space(by, call), [&] {
-    KernelTensors tensors(invocation);
-    return make_filter(by, call, tensors.operand(call.weight), sizes_of(window_of(invocation, call.input)));
-  });
-  return filter != nullptr && filter->defined() ? filter : nullptr;
+// The implementations that may keep a filter of the call, the chosen one first. Not each can have
+// all values.
+std::array<Implementation, 2> keepers(const ConvolutionChoice& choice) {
+  return {choice.kept.value_or(Implementation::kStock), Implementation::kPacked};
+}
+
+struct Kept {
+  Implementation by = Implementation::kStock;
+  const at::Tensor* filter = nullptr;  // null where the call runs without
+};
+
+Kept filter_now(const graph::Invocation& invocation, const ConvolutionCall& call, const ConvolutionChoice& choice,
+                PackedWeights* filters) {
+  const bool keeps = choice.kept.value_or(Implementation::kStock) != Implementation::kStock;
+  if (filters == nullptr || !keeps || !filters->worth_packing()) return {};
+  for (const Implementation by : keepers(choice)) {
+    if (!can_convolve_by_filter(by, call)) continue;
+    const at::Tensor* const filter =
+        filters->find_or_make(filter_key(by, call, invocation), filter_space(by, call), [&] {
+          KernelTensors tensors(invocation);
+          return make_filter(by, call, tensors.operand(call.weight), sizes_of(window_of(invocation, call.input)));
+        });
+    if (filter == nullptr) return {};  // no room
+    if (filter->defined()) return {by, filter};
+  }
+  return {};
 }
 
 // ---- running ------------------------------------------------------------------------------------
@@ -416,18 +433,19 @@ bool run_with_norm(const graph::Invocation& invocation, ConvolutionCall& call) {
   constexpr int kUses = 2;
   if (!filters->was_used(kUses) || !may_keep_more()) return false;
   const ConvolutionChoice choice = chosen(invocation, call, filters, kUses);
-  Implementation by = choice.kept.value_or(Implementation::kStock);
-  if (!can_convolve_by_filter(by, call)) by = Implementation::kPacked;
-  if (!can_convolve_by_filter(by, call)) return false;
-  const Folded folded = fold(by, invocation, call, *filters);
-  if (folded.filter == nullptr || folded.bias == nullptr) {
-    // No room. Some may be taken by norms that are no more.
-    if (!filters->empty()) binding_of(invocation, call.weight)->derived.reset();
-    return false;
+  for (const Implementation by : keepers(choice)) {
+    if (!can_convolve_by_filter(by, call)) continue;
+    const Folded folded = fold(by, invocation, call, *filters);
+    if (folded.filter == nullptr || folded.bias == nullptr) {
+      // No room. Some may be taken by norms that are no more.
+      if (!filters->empty()) binding_of(invocation, call.weight)->derived.reset();
+      return false;
+    }
+    if (!folded.filter->defined() || !folded.bias->defined()) continue;
+    run_by_filter(by, invocation, call, *folded.filter, folded.bias);
+    return true;
   }
-  if (!folded.filter->defined() || !folded.bias->defined()) return false;
-  run_by_filter(by, invocation, call, *folded.filter, folded.bias);
-  return true;
+  return false;
 }
 
 // ---- without ------------------------------------------------------------------------------------
@@ -440,8 +458,8 @@ bool run_recognized(const graph::Invocation& invocation, ConvolutionCall& call) 
   Isolated isolated;
   if (filters != nullptr) filters->note_use();
   const ConvolutionChoice choice = chosen(invocation, call, filters, kUsesBeforePacking);
-  if (const at::Tensor* const filter = filter_now(invocation, call, choice, filters)) {
-    run_by_filter(*choice.kept, invocation, call, *filter);
+  if (const Kept kept = filter_now(invocation, call, choice, filters); kept.filter != nullptr) {
+    run_by_filter(kept.by, invocation, call, *kept.filter);
     return true;
   }
   if (choice.plain == Implementation::kStock) return false;

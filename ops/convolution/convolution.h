@@ -10,12 +10,12 @@
 // pixel of kernel over images with their channels last is a product (linear.h).
 //
 // All pad with nothing but zeros. The product over all images takes one or two dimensions of
-// row-major tensors, without groups, in float32; the depthwise loops take forward ones with their
-// channels last, in float32; products of patches likewise, without groups, in 16 bits as well;
-// oneDNN's kernel one to three dimensions, with groups, in either layout, and one or two
-// transposed, in 16 bits as well. The stock kernel runs all others, and every convolution with
-// fusion off or config().verify, which compares bits. Results differ from eager's in the last bits:
-// sums are kept in float32 and added in another order.
+// row-major tensors, without groups, in float32; the depthwise loops and products of patches take
+// forward ones with their channels last, in 16 bits as well; oneDNN's kernel one to three
+// dimensions, with groups, in either layout, and one or two transposed, in 16 bits as well. The
+// stock kernel runs all others, and every convolution with fusion off or config().verify, which
+// compares bits. Results differ from eager's in the last bits: sums are kept in float32 and added
+// in another order.
 //
 // Thread safety: as any kernel; several threads may run convolutions at once.
 

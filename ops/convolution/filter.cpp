@@ -3,6 +3,7 @@
 #include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/isfinite.h>
 
 #include <algorithm>
 #include <atomic>
@@ -195,6 +196,9 @@ PackedWeights::Made make_filter(Implementation implementation, const Convolution
       return {std::move(taps), filter_space(implementation, call)};
     }
     default: {
+      // What is outside the image is 0 times the weight in such a product, and is left out by
+      // others.
+      if (!at::isfinite(weight).all().item<bool>()) return {{}, 0};
       const at::Tensor rows = weight.movedim(1, -1).contiguous();
       backend::Matvec product = product_of(call);
       product.w = rows.const_data_ptr();

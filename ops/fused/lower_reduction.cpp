@@ -58,7 +58,7 @@ void extremum(Builder& b) {
 template <Reduction kValue, Reduction kPlace>
 void extremum_and_place(Builder& b) {
   const Source x = b.tensor();
-  b.reduce_over(b.dimensions(x.rank));
+  b.reduce_over(dimensions(b, x, Over::kDimensions));
   const Ref value = b.value(x, x.dtype);
   b.store(b.reduce(kValue, x.dtype, value), x.dtype, 0);
   b.store(b.reduce(kPlace, x.dtype, value), at::kLong, 1);
@@ -76,7 +76,7 @@ enum class Spread { kVariance, kDeviation, kVarianceAndMean };
 template <Spread kSpread>
 void spread(Builder& b) {
   const Source x = b.tensor();
-  b.reduce_over(b.dimensions(x.rank));
+  b.reduce_over(dimensions(b, x, Over::kDimensions));
   const std::optional<at::Scalar> correction = b.optional_scalar();
   if (b.failed()) return;
   const double removed = !correction.has_value() ? 1 : correction->toDouble();
@@ -95,7 +95,7 @@ void spread(Builder& b) {
 void vector_norm(Builder& b) {
   const Source x = b.tensor();
   const at::Scalar order = b.scalar();
-  b.reduce_over(b.dimensions(x.rank));
+  b.reduce_over(dimensions(b, x, Over::kDimensions));
   const at::ScalarType common = b.output_dtype();
   const backend::Number number = b.number(order, at::kDouble);
   const Ref value = b.value(x, common);
@@ -106,7 +106,7 @@ void vector_norm(Builder& b) {
 
 void logsumexp(Builder& b) {
   const Source x = b.tensor();
-  b.reduce_over(b.dimensions(x.rank));
+  b.reduce_over(dimensions(b, x, Over::kDimensions));
   if (!c10::isFloatingType(x.dtype)) b.fail();
   const Ref value = b.value(x, x.dtype);
   const Ref peak = b.map(Function::kFiniteOrZero, x.dtype, {b.reduce(Reduction::kMaximum, x.dtype, value)});

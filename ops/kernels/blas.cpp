@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "backend/base/rounding.h"
+#include "ops/kernels/kernel.h"
 
 namespace hetero::ops {
 namespace {
@@ -109,6 +110,7 @@ void sgemm_packed(const backend::Gemm& call, const void* packed) {
 
 bool onednn_computes(at::ScalarType dtype) {
   const auto says = [](const char* question) {
+    const Isolated isolated;
     const auto handle = c10::Dispatcher::singleton().findSchema({question, ""});
     return handle.has_value() && handle->typed<bool()>().call();
   };

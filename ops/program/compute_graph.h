@@ -122,8 +122,9 @@ class ComputeGraph {
   void set_policy(graph::Policy policy, graph::Thresholds thresholds = {});
   // Products, convolutions and attention of f32 run in "bf16" or "f16", as with torch.autocast;
   // weights are cast once, by optimize(). Results have the dtypes that look() says. "f32", the
-  // default, runs what the graph says. Errors: kUsage for another dtype; optimize() fails where an
-  // operator refuses what another has made.
+  // default, has the graph's dtypes; convolutions get the batch norms behind them in their filters,
+  // and images between operators another layout (docs/kernels.md). Errors: kUsage for another
+  // dtype; optimize() fails where an operator refuses what another has made.
   Status set_precision(std::string_view dtype);
   // From now on optimize() looks for chains of these operators, by their full names, and calls `op`
   // for each, an operator of a TORCH_LIBRARY of the caller's for example. In a chain each result is

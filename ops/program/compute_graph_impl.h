@@ -107,7 +107,7 @@ struct ComputeGraph::Impl {
   std::unique_ptr<graph::SavedProgram> capture(const std::vector<int64_t>& sizes, AllRecorded& recorded);
   void replay(const std::vector<int64_t>& sizes, Results& results, AllRecorded& recorded) const;
   std::unique_ptr<graph::SavedProgram> capture_all(AllRecorded& recorded);
-  static Status improve(graph::SavedProgram& program, AllRecorded& recorded);
+  Status improve(graph::SavedProgram& program, AllRecorded& recorded) const;
   Result<Value> add_constant(const std::string& name, const TensorView& tensor, std::shared_ptr<const void> owner);
   Status make_executor();
   // Lends what lies on the accelerator, and copies what lies on the host.

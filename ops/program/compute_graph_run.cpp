@@ -169,10 +169,13 @@ std::unique_ptr<graph::SavedProgram> ComputeGraph::Impl::capture_all(AllRecorded
   return ops::dynamic_program(std::move(model));
 }
 
-// Optimizes the program, and keeps what is said of the nodes that stay.
-Status ComputeGraph::Impl::improve(graph::SavedProgram& program, AllRecorded& recorded) {
+// Prepares convolutions. With casts, folds these now, and computes what several nodes read once in
+// a run. Keeps what is said of the nodes that stay.
+Status ComputeGraph::Impl::improve(graph::SavedProgram& program, AllRecorded& recorded) const {
   const std::vector<graph::Node> before = program.graph.nodes;
-  if (Status status = ops::optimize_program(program); !status.ok()) return status;
+  const bool casts = precision != at::kFloat;
+  Status status = casts ? ops::optimize_program(program) : ops::prepare_convolutions(program);
+  if (!status.ok()) return status;
   const std::vector<graph::Node>& after = program.graph.nodes;
   std::vector<size_t> left(before.size() + 1);  // of the nodes before each
   for (size_t n = 0; n < before.size(); ++n) {
@@ -225,7 +228,7 @@ Status ComputeGraph::optimize() {
   Impl::AllRecorded recorded(impl.nodes.size());
   std::unique_ptr<graph::SavedProgram> program;
   status = caught([&] { program = impl.capture_all(recorded); });
-  if (status.ok()) status = Impl::improve(*program, recorded);
+  if (status.ok()) status = impl.improve(*program, recorded);
   if (!status.ok()) return status;
   if (impl.budget != 0) impl.options->machine[impl.options->searched].bytes = impl.budget;
   impl.options->policy = impl.policy.value_or(impl.options->policy);

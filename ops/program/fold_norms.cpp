@@ -51,6 +51,8 @@ Tensors read_tensors(Decoder& decoder, int count) {
   return tensors;
 }
 
+bool is_finite(const at::Tensor& values) { return at::isfinite(values).all().item<bool>(); }
+
 class Folder {
  public:
   explicit Folder(graph::SavedProgram& program) : program_(program), graph_(program.graph) {}
@@ -148,7 +150,7 @@ class Folder {
     norm.scale = std::move(scale);
     norm.shift = std::move(shift);
     // Infinite ones would make sums over a window NaN.
-    if (!at::isfinite(norm.scale).all().item<bool>() || !at::isfinite(norm.shift).all().item<bool>()) return {};
+    if (!is_finite(norm.scale) || !is_finite(norm.shift)) return {};
     return norm;
   }
 
@@ -166,13 +168,17 @@ class Folder {
     if (!weight.defined() || !bias.defined()) return false;
     std::vector<int64_t> along(static_cast<size_t>(weight.dim()), 1);
     along[0] = -1;
-
+    // As the program will have them. Float16 has too few exponents for products with a scale.
     const graph::DType dtype = window_of(operand(*before, 1)).dtype;
+    const auto type = static_cast<at::ScalarType>(dtype);
+    const at::Tensor folded = (weight * norm.scale.view(along)).to(type);
+    const at::Tensor shifted = (bias * norm.scale + norm.shift).to(type);
+    if (type == at::kHalf || !is_finite(folded) || !is_finite(shifted)) return false;
+
     const Operand output = operand(graph_.nodes[n], norm.result);
     // How the output follows from the sizes of inputs.
     move_dynamic(static_cast<size_t>(before - graph_.nodes.data()), {{0, 0}, {before->operand_count - 1, 3}});
-    set_operands(*before, {operand(*before, 0), add_constant(dtype, weight * norm.scale.view(along)),
-                           add_constant(dtype, bias * norm.scale + norm.shift), output});
+    set_operands(*before, {operand(*before, 0), add_constant(dtype, folded), add_constant(dtype, shifted), output});
     constexpr size_t kBias = 2;  // the third argument; none of the three has more than its tag
     graph_.attributes[before->attribute_offset + sizeof(AttributeHeader) + kBias] =
         std::byte{static_cast<uint8_t>(Tag::kTensor)};
@@ -267,14 +273,16 @@ Status optimize_program(graph::SavedProgram& program) {
   if (Status status = graph::fold_constants(program); !status.ok()) return status;
   // Weights that hold a norm are new constants, so what is the same is found before.
   graph::merge_repeated(program);
-  const bool may_vary = last_bits_may_vary();
-  if (may_vary) {
-    if (Status status = caught([&] { fold_batch_norms(program); }); !status.ok()) return status;
-  }
+  return prepare_convolutions(program);
+}
+
+Status prepare_convolutions(graph::SavedProgram& program) {
+  if (!last_bits_may_vary()) return Status();
+  if (Status status = caught([&] { fold_batch_norms(program); }); !status.ok()) return status;
   // Other kernels than the CPU's were not measured on either layout.
   const backend::Device* const accelerator = backend::accelerator();
   const bool by_host_kernels = accelerator == nullptr || accelerator->runs_host_kernels();
-  if (may_vary && by_host_kernels) graph::use_channels_last(program);
+  if (by_host_kernels) graph::use_channels_last(program);
   return Status();
 }
 

@@ -20,10 +20,11 @@ namespace hetero::ops {
 // then.
 size_t fold_batch_norms(graph::SavedProgram& program);
 
-// What is done to each program when it is made: fold_constants, merge_repeated, fold_batch_norms
-// and use_channels_last. The last bits of results vary by the last two, which are left out where
-// that may not be (config.h). So is the last where an accelerator has kernels of its own. Errors:
-// as fold_constants(); kUsage or kResource, what PyTorch raised.
+// What is done to each program that is made of Python's operators: fold_constants, merge_repeated,
+// and what follows. Errors: as fold_constants(); kUsage or kResource, what PyTorch raised.
 Status optimize_program(graph::SavedProgram& program);
+// fold_batch_norms and use_channels_last. They vary the last bits of results, so nothing is done
+// where that may not be (config.h). Layouts stay where an accelerator has kernels of its own.
+Status prepare_convolutions(graph::SavedProgram& program);
 
 }  // namespace hetero::ops

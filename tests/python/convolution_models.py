@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 PACKED = "convolutions with a packed weight"
 DEPTHWISE = "depthwise convolutions"
+PATCHES = "convolutions as products of patches"
 
 
 def ran(call: Callable[[], object]) -> dict[str, int]:

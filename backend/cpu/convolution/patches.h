@@ -8,7 +8,7 @@
 // The matrix is made a few rows at a time, which stay in a cache until they are multiplied. A
 // kernel of one pixel without strides needs none: the pixels are its rows.
 //
-// Each thread keeps up to 4 MiB of rows from call to call.
+// Each thread keeps its rows from call to call: up to 4 MiB, or 48 rows that take more.
 //
 // Thread safety: any thread; calls share nothing.
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
 import torch
-from convolution_models import DEPTHWISE, PACKED, Residual, close, ran, with_statistics
+from convolution_models import DEPTHWISE, PACKED, PATCHES, Residual, close, ran, with_statistics
 from helpers import assert_same
 from torch import nn
 from torch.nn import functional as F
@@ -60,6 +61,35 @@ def test_depthwise_convolutions_have_loops_of_their_own_or_a_packed_weight(rank:
         kernels = ran(lambda program=program, x=x: program(x))
         assert kernels.get(DEPTHWISE, 0) + kernels.get(PACKED, 0) >= 3
         close(program(x), model, x)
+
+
+class Dense(nn.Module):
+    """Norms before convolutions, whose inputs others read too; pixels are reduced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 32, 3, 2, 1, bias=False)
+        self.first, self.second = nn.BatchNorm2d(32), nn.BatchNorm2d(64)
+        self.wider, self.last = nn.Conv2d(32, 32, 3, padding=1), nn.Conv2d(64, 48, 3, padding=1, groups=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The mean of each of 48 channels."""
+        x = self.stem(x)
+        x = torch.cat([x, self.wider(F.relu(self.first(x)))], 1)
+        return F.silu(self.last(F.relu(self.second(x)))).mean((2, 3))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("make", [Dense, Residual])
+def test_programs_in_bfloat16_keep_filters_and_are_as_near_as_bfloat16_is(make: type[nn.Module]) -> None:
+    model = with_statistics(make())
+    x = torch.randn(2, 3, 40, 40)
+    program = torch.hetero.compile(model, (x,), precision="bfloat16")
+    kernels = ran(lambda: program(x))
+    assert sum(kernels.get(name, 0) for name in (PACKED, PATCHES)) >= 1, kernels
+    expected = copy.deepcopy(model).double()(x.double())
+    error = (program(x).double() - expected).abs().max() / expected.abs().max()
+    assert error < 0.03
 
 
 @torch.no_grad()
