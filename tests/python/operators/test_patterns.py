@@ -62,6 +62,18 @@ def test_explain_says_why_a_pattern_was_not_taken() -> None:
     assert "aten::cat: parts of unequal sizes" in report
 
 
+@pytest.mark.parametrize("reduce", [lambda x: x.mean((2, 3)), lambda x: x.sum((2, 3)), lambda x: x.std((2, 3)),
+                                    lambda x: x.amax((2, 3)), lambda x: torch.linalg.vector_norm(x, dim=(2, 3))])
+def test_pixels_whose_channels_lie_together_are_reduced_as_they_lie(reduce: Callable[[Tensor], Tensor]) -> None:
+    def build(device: str) -> Callable[[], list[Tensor]]:
+        x = random(2, 24, 9, 7, device=device).contiguous(memory_format=torch.channels_last)
+        return lambda: [reduce(F.silu(x))]
+
+    seen = compare(build)
+    assert sum(count for why, count in seen.unfused.items() if "pixels with their channels together" in why) == 1
+    assert seen.fused_nodes == 0
+
+
 def test_a_product_alone_keeps_its_bias() -> None:
     def build(device: str) -> Callable[[], list[Tensor]]:
         linear = module(lambda: nn.Linear(64, 64), device)
