@@ -7,7 +7,6 @@
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
-#include <ATen/ops/isfinite.h>
 #include <ATen/ops/rsqrt.h>
 
 #include <algorithm>
@@ -401,13 +400,12 @@ Folded fold(Implementation by, const graph::Invocation& invocation, const Convol
     return affine_norm(values(call.norm->weight), values(call.norm->bias), values(call.norm->mean),
                        values(call.norm->variance), call.norm->epsilon);
   };
-  // Infinite ones would make sums over a window NaN.
-  const auto is_finite = [](const at::Tensor& made) { return at::isfinite(made).all().item<bool>(); };
   Folded folded;
   folded.filter = filters.find_or_make(key, filter_space(by, call), [&] {
     std::vector<int64_t> along(static_cast<size_t>(window_of(invocation, call.weight).rank), 1);
     along[0] = -1;
     const at::Tensor filter = (values(call.weight) * norm().scale.view(along)).to(at::kFloat);
+    // Infinite ones would make sums over a window NaN.
     if (!is_finite(filter)) return PackedWeights::Made{{}, 0};
     return make_filter(by, call, filter, sizes_of(window_of(invocation, call.input)));
   });

@@ -167,6 +167,8 @@ bool can_convolve_by_filter(Implementation implementation, const ConvolutionCall
   }
 }
 
+bool is_finite(const at::Tensor& values) { return at::isfinite(values).all().item<bool>(); }
+
 bool has_packed_convolutions() { return one_dnn().is_there(at::kFloat, false); }
 
 int64_t filter_space(Implementation implementation, const ConvolutionCall& call) {
@@ -198,7 +200,7 @@ PackedWeights::Made make_filter(Implementation implementation, const Convolution
     default: {
       // What is outside the image is 0 times the weight in such a product, and is left out by
       // others.
-      if (!at::isfinite(weight).all().item<bool>()) return {{}, 0};
+      if (!is_finite(weight)) return {{}, 0};
       const at::Tensor rows = weight.movedim(1, -1).contiguous();
       backend::Matvec product = product_of(call);
       product.w = rows.const_data_ptr();

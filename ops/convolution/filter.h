@@ -24,6 +24,9 @@ bool can_convolve_by_filter(ConvolutionImplementation implementation, const Conv
 // Whether oneDNN's can at all, for float32.
 bool has_packed_convolutions();
 
+// Whether no value is infinite or no number.
+bool is_finite(const at::Tensor& values);
+
 // The weight's filter, and the most memory that it takes. Its values may be others than those of
 // the call's weight; the first `input_sizes` are those of the images. Undefined where it has values
 // that the implementation cannot have.

@@ -1,7 +1,6 @@
 #include "ops/program/fold_norms.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/isfinite.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
@@ -17,6 +16,7 @@
 #include "graph/optimize/merge_repeated.h"
 #include "graph/optimize/rewrite.h"
 #include "ops/convolution/convolution.h"
+#include "ops/convolution/filter.h"
 #include "ops/kernels/kernel.h"
 #include "ops/memory/storage_memory.h"
 #include "ops/program/graph_tensors.h"
@@ -50,8 +50,6 @@ Tensors read_tensors(Decoder& decoder, int count) {
   tensors.complete = true;
   return tensors;
 }
-
-bool is_finite(const at::Tensor& values) { return at::isfinite(values).all().item<bool>(); }
 
 class Folder {
  public:

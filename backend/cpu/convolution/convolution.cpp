@@ -33,8 +33,11 @@ constexpr int64_t kLongLine = 16;
 constexpr int64_t kFewestOutputs = 16;
 constexpr int64_t kFewestRows = 64;
 
-// Rows a power of two apart would share a few lines of a cache.
-int64_t pitch_of(int64_t width) { return width % 256 == 0 ? width + 16 : width; }
+// In floats.
+int64_t pitch_of(int64_t width) {
+  constexpr int64_t kFloat = sizeof(float);
+  return row_pitch(width * kFloat) / kFloat;
+}
 
 // How a call is cut into pieces.
 struct Cut {

@@ -19,9 +19,6 @@ constexpr int64_t kMostBytes = 4 << 20;
 constexpr int64_t kFewestRows = 48;
 constexpr int64_t kBytesPerThread = 32 << 10;
 
-// Rows a power of two apart would share a few lines of a cache.
-int64_t pitch_of(int64_t row_bytes) { return row_bytes % 1024 == 0 ? row_bytes + 64 : row_bytes; }
-
 }  // namespace
 
 void gather_patches(const ConvolutionGeometry& g, int64_t element_bytes, const void* input, int64_t first,
@@ -71,7 +68,7 @@ void convolve_patches(const ConvolutionGeometry& g, const void* input, const Mat
     whole.x_stride = g.channels;
     return multiply(whole);
   }
-  const int64_t row_bytes = call.k * item, pitch = pitch_of(row_bytes);
+  const int64_t row_bytes = call.k * item, pitch = row_pitch(row_bytes);
   const auto multiply_rows = [&](int64_t first, int64_t count) {
     static thread_local Scratch memory;
     std::byte* const rows = memory.get(count * pitch);

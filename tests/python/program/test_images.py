@@ -70,7 +70,7 @@ class Dense(nn.Module):
         super().__init__()
         self.stem = nn.Conv2d(3, 32, 3, 2, 1, bias=False)
         self.first, self.second = nn.BatchNorm2d(32), nn.BatchNorm2d(64)
-        self.wider, self.last = nn.Conv2d(32, 32, 3, padding=1), nn.Conv2d(64, 48, 3, padding=1, groups=1)
+        self.wider, self.last = nn.Conv2d(32, 32, 3, padding=1), nn.Conv2d(64, 48, 3, padding=1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The mean of each of 48 channels."""

@@ -3,13 +3,11 @@
 #include "backend/cpu/convolution/convolution.h"
 
 #include <cmath>
-#include <limits>
-#include <random>
-#include <sstream>
 #include <vector>
 
 #include "backend/base/parallel.h"
 #include "tests/backend/catch.h"
+#include "tests/backend/cpu/convolution/definition.h"
 #include "tests/backend/cpu/kernels/plain_gemm.h"
 
 namespace hetero::backend {
@@ -133,39 +131,13 @@ const Geometry kGeometries[] = {
      .padding_x = 1},
 };
 
-std::string text(const Geometry& g) {
-  std::ostringstream out;
-  out << g.images << ' ' << g.channels << ' ' << g.height << 'x' << g.width << " outputs " << g.outputs << " kernel "
-      << g.kernel_height << 'x' << g.kernel_width << " stride " << g.stride_y << 'x' << g.stride_x << " padding "
-      << g.padding_y << 'x' << g.padding_x << " dilation " << g.dilation_y << 'x' << g.dilation_x;
-  return out.str();
-}
-
-std::vector<float> numbers(int64_t count, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::uniform_real_distribution<float> uniform(-1, 1);
-  std::vector<float> values(static_cast<size_t>(count));
-  for (float& value : values) value = uniform(random);
-  return values;
-}
-
-std::vector<float> unset(int64_t count) {
-  return std::vector<float>(static_cast<size_t>(count), std::numeric_limits<float>::quiet_NaN());
-}
-
 // Calls visit(position, point, pixel) wherever a point of the kernel meets a pixel of the image.
 template <typename Visit>
 void for_each_meeting(const Geometry& g, Visit&& visit) {
-  for (int64_t oy = 0; oy < g.out_height(); ++oy) {
-    for (int64_t ox = 0; ox < g.out_width(); ++ox) {
-      for (int64_t ky = 0; ky < g.kernel_height; ++ky) {
-        for (int64_t kx = 0; kx < g.kernel_width; ++kx) {
-          const int64_t y = oy * g.stride_y - g.padding_y + ky * g.dilation_y;
-          const int64_t x = ox * g.stride_x - g.padding_x + kx * g.dilation_x;
-          if (y < 0 || y >= g.height || x < 0 || x >= g.width) continue;
-          visit(oy * g.out_width() + ox, ky * g.kernel_width + kx, y * g.width + x);
-        }
-      }
+  for (int64_t position = 0; position < g.positions(); ++position) {
+    for (int64_t point = 0; point < g.kernel(); ++point) {
+      const int64_t pixel = pixel_at(g, position, point);
+      if (pixel >= 0) visit(position, point, pixel);
     }
   }
 }

@@ -3,54 +3,39 @@
 #include "backend/cpu/convolution/depthwise.h"
 
 #include <cmath>
-#include <limits>
-#include <random>
 #include <vector>
 
 #include "backend/cpu/vector/half.h"
 #include "tests/backend/catch.h"
+#include "tests/backend/cpu/convolution/definition.h"
 
 namespace hetero::backend {
 namespace {
 
 using Geometry = ConvolutionGeometry;
 
-std::vector<float> values(int64_t count, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::uniform_real_distribution<float> uniform(-1, 1);
-  std::vector<float> made(static_cast<size_t>(count));
-  for (float& value : made) value = uniform(random);
-  return made;
-}
-
-// At a position of the output; `weight` as a convolution has it.
-double expected_at(const Geometry& g, const std::vector<float>& input, const std::vector<float>& weight, int64_t image,
-                   int64_t oy, int64_t ox, int64_t channel) {
+// Of an output, counted row by row; `weight` as a convolution has it.
+double expected_at(const Geometry& g, const std::vector<float>& input, const std::vector<float>& weight, int64_t output,
+                   int64_t channel) {
   double sum = 0;
-  for (int64_t ky = 0; ky < g.kernel_height; ++ky) {
-    for (int64_t kx = 0; kx < g.kernel_width; ++kx) {
-      const int64_t y = oy * g.stride_y - g.padding_y + ky * g.dilation_y;
-      const int64_t x = ox * g.stride_x - g.padding_x + kx * g.dilation_x;
-      if (y < 0 || y >= g.height || x < 0 || x >= g.width) continue;
-      const int64_t pixel = (image * g.height + y) * g.width + x;
-      sum += double{input[pixel * g.channels + channel]} * weight[channel * g.kernel() + ky * g.kernel_width + kx];
-    }
+  for (int64_t tap = 0; tap < g.kernel(); ++tap) {
+    const int64_t pixel = pixel_at(g, output, tap);
+    if (pixel < 0) continue;
+    sum += double{input[static_cast<size_t>(pixel * g.channels + channel)]} *
+           weight[static_cast<size_t>(channel * g.kernel() + tap)];
   }
   return sum;
 }
 
 void check(const Geometry& g, bool with_bias) {
-  INFO(g.images << " of " << g.channels << 'x' << g.height << 'x' << g.width << " kernel " << g.kernel_height << 'x'
-                << g.kernel_width << " stride " << g.stride_y << 'x' << g.stride_x << " padding " << g.padding_y << 'x'
-                << g.padding_x << " dilation " << g.dilation_y << 'x' << g.dilation_x << " bias " << with_bias);
-  const std::vector<float> input = values(g.images * g.pixels() * g.channels, 1);
-  const std::vector<float> weight = values(g.channels * g.kernel(), 2), bias = values(g.channels, 3);
+  INFO(text(g) << " bias " << with_bias);
+  const std::vector<float> input = numbers(g.images * g.pixels() * g.channels, 1);
+  const std::vector<float> weight = numbers(g.channels * g.kernel(), 2), bias = numbers(g.channels, 3);
   std::vector<float> taps(weight.size());
   depthwise_taps(g, Element::kFloat32, weight.data(), taps.data());
   for (const InstructionSet set : {InstructionSet::kPortable, InstructionSet::kAvx2, InstructionSet::kAvx512}) {
     if (set > instruction_set()) continue;
-    constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-    std::vector<float> output(static_cast<size_t>(g.images * g.positions() * g.channels), kNan);
+    std::vector<float> output = unset(g.images * g.positions() * g.channels);
     depthwise({.geometry = g,
                .input = input.data(),
                .taps = taps.data(),
@@ -61,8 +46,7 @@ void check(const Geometry& g, bool with_bias) {
     for (int64_t image = 0; image < g.images; ++image) {
       for (int64_t position = 0; position < g.positions(); ++position) {
         for (int64_t c = 0; c < g.channels; ++c) {
-          const double sum =
-              expected_at(g, input, weight, image, position / g.out_width(), position % g.out_width(), c);
+          const double sum = expected_at(g, input, weight, image * g.positions() + position, c);
           // Written so that a NaN is not close.
           different += !(std::abs(output[i++] - sum - (with_bias ? bias[c] : 0)) <= 1e-5);
         }
@@ -148,7 +132,7 @@ TEST_CASE("depthwise convolutions of elements of 2 bytes round sums in float32 o
       // Small whole numbers: every sum is one, too, and rounded where it is too large.
       const auto halves = [&](int64_t count, uint32_t seed) {
         std::vector<uint16_t> made;
-        for (const float value : values(count, seed)) made.push_back(narrow(std::round(value * 20)));
+        for (const float value : numbers(count, seed)) made.push_back(narrow(std::round(value * 20)));
         return made;
       };
       const auto floats = [&](const std::vector<uint16_t>& from) {
@@ -158,6 +142,7 @@ TEST_CASE("depthwise convolutions of elements of 2 bytes round sums in float32 o
       };
       const std::vector<uint16_t> input = halves(g.images * g.pixels() * channels, 1);
       const std::vector<uint16_t> weight = halves(channels * g.kernel(), 2), bias = halves(channels, 3);
+      const std::vector<float> wide_input = floats(input), wide_weight = floats(weight);
       std::vector<float> taps(weight.size());
       depthwise_taps(g, element, weight.data(), taps.data());
       for (const InstructionSet set : {InstructionSet::kPortable, InstructionSet::kAvx2, InstructionSet::kAvx512}) {
@@ -174,8 +159,7 @@ TEST_CASE("depthwise convolutions of elements of 2 bytes round sums in float32 o
         for (int64_t image = 0; image < g.images; ++image) {
           for (int64_t position = 0; position < g.positions(); ++position) {
             for (int64_t c = 0; c < channels; ++c) {
-              const double sum = expected_at(g, floats(input), floats(weight), image, position / g.out_width(),
-                                             position % g.out_width(), c);
+              const double sum = expected_at(g, wide_input, wide_weight, image * g.positions() + position, c);
               different += output[i++] != narrow(static_cast<float>(sum + widen(bias[static_cast<size_t>(c)])));
             }
           }

@@ -5,32 +5,20 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
-#include <random>
 #include <vector>
 
 #include "tests/backend/catch.h"
+#include "tests/backend/cpu/convolution/definition.h"
 
 namespace hetero::backend {
 namespace {
 
 using Geometry = ConvolutionGeometry;
 
-std::vector<float> values(int64_t count, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::uniform_real_distribution<float> uniform(-1, 1);
-  std::vector<float> made(static_cast<size_t>(count));
-  for (float& value : made) value = uniform(random);
-  return made;
-}
-
-// Where in an image row `row` of the matrix has its element `i`; -1 outside.
+// Where in the images row `row` of the matrix has its element `i`; -1 outside.
 int64_t source_of(const Geometry& g, int64_t row, int64_t i) {
-  const int64_t tap = i / g.channels, position = row % g.positions();
-  const int64_t y = position / g.out_width() * g.stride_y - g.padding_y + tap / g.kernel_width * g.dilation_y;
-  const int64_t x = position % g.out_width() * g.stride_x - g.padding_x + tap % g.kernel_width * g.dilation_x;
-  if (y < 0 || y >= g.height || x < 0 || x >= g.width) return -1;
-  return ((row / g.positions() * g.height + y) * g.width + x) * g.channels + i % g.channels;
+  const int64_t pixel = pixel_at(g, row, i / g.channels);
+  return pixel < 0 ? -1 : pixel * g.channels + i % g.channels;
 }
 
 void multiply_plainly(const Matvec& call) {
@@ -47,14 +35,11 @@ void multiply_plainly(const Matvec& call) {
 }
 
 void check(const Geometry& g) {
-  INFO(g.images << " of " << g.channels << 'x' << g.height << 'x' << g.width << " kernel " << g.kernel_height << 'x'
-                << g.kernel_width << " stride " << g.stride_y << 'x' << g.stride_x << " padding " << g.padding_y << 'x'
-                << g.padding_x << " dilation " << g.dilation_y << 'x' << g.dilation_x);
+  INFO(text(g));
   const int64_t k = g.kernel() * g.channels, m = g.images * g.positions();
-  const std::vector<float> input = values(g.images * g.pixels() * g.channels, 1);
-  const std::vector<float> weight = values(g.outputs * k, 2), bias = values(g.outputs, 3);
-  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-  std::vector<float> output(static_cast<size_t>(m * g.outputs), kNan);
+  const std::vector<float> input = numbers(g.images * g.pixels() * g.channels, 1);
+  const std::vector<float> weight = numbers(g.outputs * k, 2), bias = numbers(g.outputs, 3);
+  std::vector<float> output = unset(m * g.outputs);
   const Matvec call{.n = g.outputs,
                     .k = k,
                     .w = weight.data(),

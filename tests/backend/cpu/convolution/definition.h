@@ -1,0 +1,46 @@
+// What the tests of convolutions share: numbers, and the definition of what meets what.
+
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "backend/cpu/convolution/geometry.h"
+
+namespace hetero::backend {
+
+inline std::string text(const ConvolutionGeometry& g) {
+  std::ostringstream out;
+  out << g.images << ' ' << g.channels << ' ' << g.height << 'x' << g.width << " outputs " << g.outputs << " kernel "
+      << g.kernel_height << 'x' << g.kernel_width << " stride " << g.stride_y << 'x' << g.stride_x << " padding "
+      << g.padding_y << 'x' << g.padding_x << " dilation " << g.dilation_y << 'x' << g.dilation_x;
+  return out.str();
+}
+
+inline std::vector<float> numbers(int64_t count, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::uniform_real_distribution<float> uniform(-1, 1);
+  std::vector<float> values(static_cast<size_t>(count));
+  for (float& value : values) value = uniform(random);
+  return values;
+}
+
+inline std::vector<float> unset(int64_t count) {
+  return std::vector<float>(static_cast<size_t>(count), std::numeric_limits<float>::quiet_NaN());
+}
+
+// The pixel of the images that a point of the kernel meets at an output, all counted row by row; -1
+// outside.
+inline int64_t pixel_at(const ConvolutionGeometry& g, int64_t output, int64_t point) {
+  const int64_t position = output % g.positions();
+  const int64_t y = position / g.out_width() * g.stride_y - g.padding_y + point / g.kernel_width * g.dilation_y;
+  const int64_t x = position % g.out_width() * g.stride_x - g.padding_x + point % g.kernel_width * g.dilation_x;
+  if (y < 0 || y >= g.height || x < 0 || x >= g.width) return -1;
+  return (output / g.positions() * g.height + y) * g.width + x;
+}
+
+}  // namespace hetero::backend
