@@ -132,11 +132,12 @@ bool find_extents(const Lowering& lowering, Footprint& footprint) {
   return true;
 }
 
-// The window is broadcast to what is left of the space; the reduced dimensions are its last.
-bool align_to_rows(const FullSpace& space, const Window& window, int64_t* strides, const Dims& dims, int row_rank) {
+// The window is broadcast to what the space has without `lacked`, which are its last dimensions.
+bool align_to_rows(const FullSpace& space, uint64_t lacked, const Window& window, int64_t* strides, const Dims& dims) {
   FullSpace rows = space;
-  while (rows.rank > 0 && (space.reduced >> (rows.rank - 1) & 1) != 0) --rows.rank;
-  std::fill(strides + dims.rank - row_rank, strides + dims.rank, 0);
+  for (int k = dims.rank; rows.rank > 0 && (lacked >> (rows.rank - 1) & 1) != 0; --rows.rank) {
+    if (space.sizes[rows.rank - 1] != 1) strides[--k] = 0;
+  }
   return window.rank <= rows.rank && broadcast(rows, window, strides);
 }
 
@@ -305,7 +306,7 @@ class Measurement {
         return false;
       }
     } else if (entry.by_row) {
-      if (!align_to_rows(space_, window, entry.strides, footprint_.dims, footprint_.row_rank)) return false;
+      if (!align_to_rows(space_, lowering_.lacked(), window, entry.strides, footprint_.dims)) return false;
     } else if (entry.reads && !broadcast(space_, window, entry.strides)) {
       return false;
     }

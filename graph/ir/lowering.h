@@ -95,6 +95,7 @@ class Lowering {
     outputs.clear();
     checks.clear();
     reduced = 0;
+    beside = 0;
     space = 0;
     cut = 0;
     pieces = 1;
@@ -107,7 +108,7 @@ class Lowering {
     return last();
   }
   // An operand with one entry for each row: it is broadcast, from the right, to the dimensions that
-  // are not reduced.
+  // are not reduced. In a node that reduces nothing, to those that are not among `beside`.
   Ref row_operand(int index, DType dtype) {
     values.push_back({.kind = Value::Kind::kRowOperand, .dtype = dtype, .operand = static_cast<uint16_t>(index)});
     return last();
@@ -187,7 +188,8 @@ class Lowering {
     const auto operand = static_cast<uint16_t>(index);
     return std::ranges::any_of(outputs, [=](const Output& output) { return output.operand == operand; }) ||
            std::ranges::any_of(values, [=](const Value& value) {
-             return value.kind == Value::Kind::kOperand && value.operand == operand;
+             const bool reads = value.kind == Value::Kind::kOperand || value.kind == Value::Kind::kRowOperand;
+             return reads && value.operand == operand;
            });
   }
 
@@ -199,8 +201,12 @@ class Lowering {
   // Which dimensions of that operand are reduced (bit i is dimension i); 0 for a pointwise node. A
   // reduced output has these dimensions with size 1, or not at all.
   uint64_t reduced = 0;
+  // In a pointwise node: the last dimensions of the output, which row operands lack.
+  uint64_t beside = 0;
   int cut = 0;  // the dimension of the output along which there are pieces
   int pieces = 1;
+  // The dimensions that row operands lack.
+  uint64_t lacked() const { return reduced != 0 ? reduced : beside; }
   const char* refusal = nullptr;  // where `lower` has returned false: why, a literal; or null
 
  private:

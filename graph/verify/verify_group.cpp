@@ -151,7 +151,7 @@ class MemberRun {
       case ValueKind::kPieceOperand:
         return load_piece(request.operands[value.operand].buffer, request.window(value.operand), lowering, i);
       case ValueKind::kRowOperand:
-        return load_row(request.operands[value.operand].buffer, request.window(value.operand), lowering.reduced, i);
+        return load_row(request.operands[value.operand].buffer, request.window(value.operand), lowering.lacked(), i);
       case ValueKind::kNumber:
         return number_symbol(lowering.numbers[value.first_number], bytes);
       case ValueKind::kMap: {

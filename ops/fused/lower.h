@@ -139,6 +139,8 @@ class Builder {
   void reduce_over(uint64_t dimensions, const Source& space = {.operand = 0});
   Ref reduce(Reduction reduction, at::ScalarType common, Ref value);
   Ref reduce(Reduction reduction, at::ScalarType common, Ref value, Ref parameter);
+  // In a call that reduces nothing: row values lack these dimensions, the last of the result.
+  void broadcast_along(uint64_t dimensions) { lowering_.beside = dimensions; }
   // Of the space, along the reduced dimensions.
   double row_length() const;
   // A source whose dimensions are those that are not reduced, in this very dtype.

@@ -276,7 +276,7 @@ void layer_norm(Builder& b) {
 }
 
 // Inference: (x, weight, bias, running_mean, running_var, training, momentum, eps) -> y, and two
-// results without entries. An image's pixels of one channel are a row.
+// results without entries. An image's pixels of one channel are a row, if they lie together.
 void batch_norm(Builder& b) {
   const Source x = b.tensor();
   const std::optional<Source> weight = b.optional_tensor(), bias = b.optional_tensor();
@@ -285,10 +285,17 @@ void batch_norm(Builder& b) {
   b.skip();
   const at::Scalar epsilon = b.scalar();
   if (training || !mean.has_value() || !variance.has_value()) b.fail("statistics of the batch");
-  if (!b.is_contiguous(x)) b.fail("another layout than row-major");
-  if (x.rank < 2 || !c10::isFloatingType(x.dtype)) b.fail();
+  if (x.rank < 2 || x.rank > 8 || !c10::isFloatingType(x.dtype)) b.fail();
   if (b.failed()) return;
-  if (x.rank > 2) b.reduce_over((uint64_t{1} << x.rank) - 4, x);
+  const uint64_t pixels = (uint64_t{1} << x.rank) - 4;
+  const bool by_pixel = b.is_of_pixels(x, pixels);
+  if (!b.is_contiguous(x) && !by_pixel) b.fail("another layout than those of images");
+  if (b.failed()) return;
+  if (by_pixel) {
+    b.broadcast_along(pixels);
+  } else if (x.rank > 2) {
+    b.reduce_over(pixels, x);
+  }
   const at::ScalarType compute = compute_dtype(x.dtype);
   const auto of_channel = [&](const Source& source) {
     return x.rank > 2 ? b.row_value(source, compute) : b.raw(source, compute);

@@ -60,9 +60,7 @@ class Folder {
     const graph::OpId convolution = graph::op_table().find("aten::convolution");
     // a name: what is taken
     const graph::OpId norm = graph::op_table().find("aten::native_batch_norm");
-    // a name: what it becomes elsewhere
-    const graph::OpId addcmul = graph::op_table().resolve("aten::addcmul");
-    if (norm == graph::kNoOp || addcmul == graph::kNoOp) return 0;
+    if (norm == graph::kNoOp) return 0;
     uses_ = graph::find_uses(graph_);
     gone_.assign(graph_.nodes.size(), 0);
     size_t changed = 0;
@@ -70,7 +68,7 @@ class Folder {
       if (graph_.nodes[n].op != norm) continue;
       const std::optional<Norm> read = read_norm(n);
       if (!read) continue;
-      if (fold_into_convolution(n, *read, convolution) || make_pointwise(n, *read, addcmul)) ++changed;
+      if (fold_into_convolution(n, *read, convolution)) ++changed;
     }
     if (changed > 0) graph::remove_nodes(program_, gone_);
     return changed;
@@ -183,37 +181,6 @@ class Folder {
     uses_[output.buffer].first_write = static_cast<size_t>(before - graph_.nodes.data());
     gone_[n] = 1;
     return true;
-  }
-
-  // addcmul(shift, x, scale, value=1). False beside images of 16 bits, for which the norm's numbers
-  // would have to be rounded.
-  bool make_pointwise(size_t n, const Norm& norm, graph::OpId addcmul) {
-    Node& node = graph_.nodes[n];
-    const Operand input = operand(node, 0), output = operand(node, norm.result);
-    const graph::Window& window = window_of(input);
-    std::vector<int64_t> along(static_cast<size_t>(window.rank) - 1, 1);
-    along[0] = -1;
-    const graph::DType dtype = window.dtype;
-    if (c10::isReducedFloatingType(static_cast<at::ScalarType>(dtype))) return false;
-    move_dynamic(n, {{0, 1}, {norm.result, 3}});
-    set_operands(node, {add_constant(dtype, norm.shift.view(along)), input, add_constant(dtype, norm.scale.view(along)),
-                        output});
-    node.op = addcmul;
-    Call call;
-    for (int i = 0; i < 3; ++i) call.put_structure(static_cast<uint8_t>(Tag::kTensor));
-    call.scalar(at::Scalar(1));
-    node.attribute_offset = static_cast<uint32_t>(graph_.attributes.size());
-    const AttributeHeader header{static_cast<uint32_t>(call.structure.size()),
-                                 static_cast<uint32_t>(call.sizes.size())};
-    append(&header, sizeof(header));
-    for (const Bytes* part : {&call.structure, &call.sizes, &call.values}) append(part->data(), part->size());
-    node.attribute_bytes = static_cast<uint32_t>(graph_.attributes.size()) - node.attribute_offset;
-    return true;
-  }
-
-  void append(const void* bytes, size_t count) {
-    const auto* const begin = static_cast<const std::byte*>(bytes);
-    graph_.attributes.insert(graph_.attributes.end(), begin, begin + count);
   }
 
   // The node has these operands from now on, of which the last is its result.

@@ -2,9 +2,9 @@
 //
 // With running statistics, a batch norm multiplies each channel by a number and adds another. The
 // weight of a convolution whose result only the norm reads can hold the first, its bias the second.
-// Other norms become addcmul, which is fused with what follows. Weights are constants of the
-// program, so these numbers are computed once, in float64, when the program is made. Norms over the
-// batch, and those with weights that the program writes, stay.
+// Weights are constants of the program, so these numbers are computed once, in float64, when the
+// program is made. Other norms stay, and are fused with what follows where they are not over the
+// batch.
 //
 // Thread safety: as the program's.
 
@@ -16,7 +16,7 @@
 
 namespace hetero::ops {
 
-// Returns how many norms are gone or pointwise. The plan of the program, if it had one, is dropped
+// Returns how many norms are gone. The plan of the program, if it had one, is dropped
 // then.
 size_t fold_batch_norms(graph::SavedProgram& program);
 

@@ -69,6 +69,8 @@ class ProgramBuilder {
   static constexpr int64_t kMinEntries = 256;  // in a block, whatever the scratch
   // Of one entry of all values that are computed once for each task.
   static constexpr int64_t kConstantBytes = 32;
+  // The same of what is computed of them.
+  static constexpr int64_t kComputedBytes = 64;
 
   ProgramBuilder(const FusedKernel& kernel, const RowSpace& space, std::vector<std::pair<uint16_t, uint16_t>>* pairs,
                  FusedProgram& program, ScheduleMemory& work)
@@ -297,8 +299,16 @@ class ProgramBuilder {
   void emit_constants() {
     program_.task.begin = position();
     int64_t width = 0;
+    int64_t computed = 0;
     for (int32_t s = 0; s < step_count_; ++s) {
       const FusedStep& it = step(s);
+      if (it.kind == StepKind::kMap && is_constant_map(it) && computed + bytes_of(it.value) <= kComputedBytes) {
+        work_.constant[it.value] = 1;
+        work_.place[it.value] = new_slot(SlotKind::kElements, width_of(it.value));
+        emit_map(it);
+        computed += bytes_of(it.value);
+        continue;
+      }
       if ((it.kind != StepKind::kFill && it.kind != StepKind::kLoad) || !same_in_blocks(it)) continue;
       const bool row = is_row(it.value);
       if (!row && width + bytes_of(it.value) > kConstantBytes) continue;
@@ -313,6 +323,29 @@ class ProgramBuilder {
     }
     program_.task.end = position();
     assign(program_.task);
+    if (computed > 0) give_back_inputs();
+  }
+  // What only other constants read has its memory for them alone.
+  void give_back_inputs() {
+    work_.needed.assign(value_count_, 0);
+    for (int32_t s = 0; s < step_count_; ++s) {
+      const FusedStep& it = step(s);
+      if (it.kind != StepKind::kStore && work_.constant[it.value]) continue;
+      const uint16_t* inputs;
+      for (int j = inputs_of(it, inputs) - 1; j >= 0; --j) work_.needed[inputs[j]] = 1;
+    }
+    for (int32_t s = 0; s < step_count_; ++s) {
+      const FusedStep& it = step(s);
+      const bool is_source = it.kind == StepKind::kFill || it.kind == StepKind::kLoad || it.kind == StepKind::kMap;
+      if (!is_source || !work_.constant[it.value] || is_row(it.value) || work_.needed[it.value]) continue;
+      give_slot(work_.place[it.value]);
+    }
+  }
+  // Whether a map of elements reads nothing but constants.
+  bool is_constant_map(const FusedStep& it) const {
+    if (it.input_count == 0 || !work_.constant[it.inputs[0]] || is_row(it.value) || is_row_map(it)) return false;
+    return std::all_of(it.inputs, it.inputs + it.input_count,
+                       [&](uint16_t input) { return !is_row(input) && work_.constant[input] != 0; });
   }
   int32_t width_of(uint16_t value) const { return static_cast<int32_t>(bytes_of(value)); }
 

@@ -70,7 +70,8 @@ class Scheduler : ProgramBuilder {
       if (!one_row && space_.transposed && space_.row > 2 * kTileRows) {
         plan_blocks(BlockLayout::kTile);
       } else {
-        plan_blocks(one_row || space_.row > kShortRow ? BlockLayout::kPieces : BlockLayout::kWholeRows);
+        const bool whole = space_.row <= kShortRow || (space_.row <= kMaxEntries && has_row_constants());
+        plan_blocks(one_row || !whole ? BlockLayout::kPieces : BlockLayout::kWholeRows);
       }
       return;
     }
@@ -81,6 +82,29 @@ class Scheduler : ProgramBuilder {
     if (entries > kWholeRowEntries || entries * element_bytes() > kWholeRowBytes) {
       plan_stream(space_.rows > 1 && space_.transposed ? BlockLayout::kTile : BlockLayout::kPieces);
     }
+  }
+
+  // Whether something is computed that is the same in all rows.
+  bool has_row_constants() {
+    constexpr uint8_t kNumber = 1, kRowValue = 2;
+    work_.needed.assign(value_count_, 0);
+    for (int32_t s = 0; s < step_count_; ++s) {
+      const FusedStep& it = step(s);
+      if (it.kind == StepKind::kFill) {
+        work_.needed[it.value] = kNumber;
+      } else if (it.kind == StepKind::kLoad) {
+        work_.needed[it.value] = view(it.operand).same_for_rows ? kRowValue : 0;
+      } else if (it.kind == StepKind::kMap && it.input_count > 0) {
+        uint8_t least = kRowValue, most = 0;
+        for (int j = 0; j < it.input_count; ++j) {
+          least = std::min(least, work_.needed[it.inputs[j]]);
+          most = std::max(most, work_.needed[it.inputs[j]]);
+        }
+        work_.needed[it.value] = least == 0 ? 0 : most;
+        if (least != 0 && most == kRowValue) return true;
+      }
+    }
+    return false;
   }
 
   // -- Blocks of several rows, whole rows or pieces, with all steps in one phase ------------------
@@ -144,7 +168,8 @@ class Scheduler : ProgramBuilder {
     int64_t rows_per_block = 1;
     if (layout_ == BlockLayout::kWholeRow || layout_ == BlockLayout::kWholeRows) {
       program_.run = piece = space_.row;
-      const int64_t fitting = piece > kShortRow ? kTileRows : entries / std::max<int64_t>(piece, 1);
+      const bool by_tile = has_row_values_ && piece > kShortRow;
+      const int64_t fitting = by_tile ? kTileRows : entries / std::max<int64_t>(piece, 1);
       if (layout_ == BlockLayout::kWholeRows) rows_per_block = std::clamp<int64_t>(fitting, 1, rows);
     } else {
       if (layout_ == BlockLayout::kTile) rows_per_block = std::min(kTileRows, rows);
