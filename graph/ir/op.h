@@ -23,6 +23,10 @@
 #include "backend/device/device.h"
 #include "graph/ir/window.h"
 
+namespace hetero::backend {
+class Follower;
+}
+
 namespace hetero::graph {
 
 using OpId = uint32_t;
@@ -70,6 +74,8 @@ struct Invocation {
   Binding* const* bindings = nullptr;
   Part part = Part::kWhole;
   bool by_device = false;  // for OpTraits::device_kernel
+  // Null, or what the kernel may run on parts of its output: see OpTraits::leads.
+  backend::Follower* follower = nullptr;
 };
 
 // Runs on the thread of the device's compute queue. May throw; the executor turns that into a
@@ -118,6 +124,9 @@ struct OpTraits {
   // and what follows it, after the operator's kernel has run the body. The kernel can run the
   // whole, the body and the tail. A bias that is added to a product is such a tail.
   bool has_tail = false;
+  // The kernel can run the fused kernel that comes next on parts of its output, its last operand,
+  // as they are made (Invocation::follower).
+  bool leads = false;
   // This function may make several calls at once, if their operators have it too and they read the
   // same operand, each as its operand `shared_operand`. The calls write their outputs only, and
   // nothing that another reads. If it throws, they are made again one by one.

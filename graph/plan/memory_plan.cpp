@@ -18,8 +18,10 @@
 
 #include <algorithm>
 #include <optional>
+#include <span>
 #include <utility>
 
+#include "graph/ir/follower.h"
 #include "graph/plan/passes.h"
 
 namespace hetero::graph {
@@ -76,6 +78,7 @@ class MemoryPlanner {
   void pack_host(uint64_t largest) {
     largest_slice_ = largest;
     find_lifetimes();
+    if (options_.fixed_memory) keep_for_followers();
     std::ranges::fill(plan_.arena_bytes, 0);
     std::ranges::fill(plan_.arena_lower_bound, 0);
     pack(kCpu, true);
@@ -175,6 +178,18 @@ class MemoryPlanner {
         note_stay(instruction);
         for_each_touch(graph_, plan_, instruction,
                        [&](const TouchedBytes& touch) { touch_by_queue(i, touch.buffer, touch.device); });
+      }
+    }
+  }
+
+  // What follows a call may write before the call has read all.
+  void keep_for_followers() {
+    for (uint32_t i = 0; i < plan_.program.size(); ++i) {
+      if (!has_follower(graph_, plan_, i)) continue;
+      const Node& node = graph_.nodes[plan_.program[i].index];
+      for (const Operand& operand : std::span(graph_.operands_of(node), node.operand_count)) {
+        Residence& residence = plan_.residence(operand.buffer, kCpu);
+        residence.last = std::max(residence.last, i + 1);
       }
     }
   }

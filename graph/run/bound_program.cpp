@@ -4,7 +4,9 @@
 #include <string>
 #include <utility>
 
+#include "backend/cpu/fused/follower.h"
 #include "graph/fusion/unfused.h"
+#include "graph/ir/follower.h"
 #include "graph/ir/kernel_error.h"
 #include "graph/run/bound_slot.h"
 #include "graph/run/submit.h"
@@ -52,6 +54,7 @@ BoundProgram::BoundProgram(const Graph& graph, const Plan& plan, const Devices& 
   events_.resize(plan.event_count);
   for (const Instruction& instruction : plan.program) bind(instruction);
   bind_transfers();
+  if (host_only_) bind_followers();
   host_shares_ = !host_only_ && shares_with_host();
   if (options.segments && !host_only_) runs_ = find_launch_runs(graph, plan, options.draws);
   for (size_t s = 0; s < places.size(); ++s) {
@@ -163,6 +166,21 @@ void BoundProgram::bind_transfers() {
   ranges_.reserve(most);
 }
 
+void BoundProgram::bind_followers() {
+  for (Step& step : steps_) {
+    if (!has_follower(graph_, plan_, step.position)) continue;
+    const Node& node = graph_.nodes[step.instruction.index];
+    const Operand& result = graph_.operands_of(node)[node.operand_count - 1];
+    const FusedGroup& group = plan_.groups[plan_.program[step.position + 1].index];
+    step.result = followed_operand(graph_, plan_, step.position);
+    step.leads = group.prepared &&
+                 backend::Follower::can_follow(group.launch, step.result, (*graph_.windows)[result.window].numel);
+    const Residence& residence = plan_.residence(result.buffer, kCpu);
+    step.result_wanted =
+        residence.home != Home::kArena || residence.last > step.position + 1 || group.operands[step.result].stores;
+  }
+}
+
 void BoundProgram::fill(size_t index, std::span<const Place> places) {
   Slot& slot = *slots_[index];
   for (size_t e = 0; e < entries_.size(); ++e) {
@@ -242,7 +260,11 @@ Status BoundProgram::run_on_host(Slot& slot, const std::atomic<int32_t>* stop) {
       if (stop != nullptr && stop->load(std::memory_order_relaxed) != 0) {
         return Status(ErrorClass::kCancelled, "the request was cancelled while it ran");
       }
-      call(*step, slot);
+      if (step->leads && lead(*step, slot)) {
+        ++step;
+      } else if (!step->leads) {
+        call(*step, slot);
+      }
     }
     // A virtual clock does not see what the host does; it is told.
     if (backend::Device* const clock = virtual_clock(); clock != nullptr) {
@@ -271,6 +293,49 @@ void BoundProgram::call(const Step& step, Slot& slot) {
   if (step.instruction.is_group()) return call_group(step, slot);
   if (step.instruction.is_batch()) return call_batch(step, data);
   call_node(step.call, data);
+}
+
+// Calls the node, and tells whether the next step has run with it.
+bool BoundProgram::lead(const Step& step, Slot& slot) {
+  const Step& next = steps_[step.position + 1];
+  const FusedGroup& group = plan_.groups[next.instruction.index];
+  backend::Follower follower(group.launch, slot.table.data() + next.entry, group.numbers.data(), step.result,
+                             step.result_wanted);
+  Invocation invocation = calls_[step.call];
+  invocation.data = slot.table.data() + step.entry;
+  if (may_follow(step, slot)) invocation.follower = &follower;
+  ++counts_.kernels;
+  call_kernel(invocation);
+  if (!follower.finished()) return false;
+  ++counts_.kernels;
+  ++counts_.followed;
+  return true;
+}
+
+// Whether the next step writes nothing that the call still reads, or that it reads itself and would
+// read again: both may use one memory, one after the other, and callers may lend one for several.
+bool BoundProgram::may_follow(const Step& step, const Slot& slot) const {
+  const auto range = [&](BufferId buffer, uint32_t entry) {
+    const auto* const begin = static_cast<const std::byte*>(slot.table[entry]);
+    return std::pair(begin, begin + graph_.buffers[buffer].bytes);
+  };
+  const Step& next = steps_[step.position + 1];
+  const Node& node = graph_.nodes[step.instruction.index];
+  const std::vector<GroupOperand>& written = plan_.groups[next.instruction.index].operands;
+  for (uint32_t w = 0; w < written.size(); ++w) {
+    if (!written[w].stores || w == step.result) continue;
+    const auto [begin, end] = range(written[w].buffer, next.entry + w);
+    for (uint32_t r = 0; r < node.operand_count; ++r) {
+      const auto [other_begin, other_end] = range(graph_.operands_of(node)[r].buffer, step.entry + r);
+      if (begin < other_end && other_begin < end) return false;
+    }
+    for (uint32_t r = 0; r < written.size(); ++r) {
+      if (!written[r].loads || r == step.result) continue;
+      const auto [other_begin, other_end] = range(written[r].buffer, next.entry + r);
+      if (begin < other_end && other_begin < end) return false;
+    }
+  }
+  return true;
 }
 
 void BoundProgram::call_node(uint32_t index, void* const* data) {

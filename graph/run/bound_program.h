@@ -50,6 +50,7 @@ using Place = std::array<void*, backend::kMostDevices>;
   X(host_waits, "times that a run waited for a device")                                             \
   X(allocations, "blocks that a run had to take, for members of a group that could not run as one") \
   X(segments, "segments launched; the kernels of each count as kernels too")                        \
+  X(followed, "calls during which the fused kernel behind them ran, on parts of their results")     \
   X(recordings, "segments recorded")                                                                \
   X(prepared, "calls for which a kernel chose how to compute, before any run")
 
@@ -122,6 +123,7 @@ class BoundProgram {
 
   void bind(const Instruction& instruction);
   void bind_transfers();
+  void bind_followers();
   void add_entry(const TouchedBytes& touch);
   void bind_call(const Instruction& call, backend::DeviceIndex device);
   bool shares_with_host() const;
@@ -132,6 +134,8 @@ class BoundProgram {
   Status run_on_host(Slot& slot, const std::atomic<int32_t>* stop);
   Status run_with_queues(Slot& slot, const std::atomic<int32_t>* stop);
   void call(const Step& step, Slot& slot);
+  bool lead(const Step& step, Slot& slot);
+  bool may_follow(const Step& step, const Slot& slot) const;
   void call_node(uint32_t call, void* const* data);
   void call_batch(const Step& step, void* const* data);
   void call_group(const Step& step, Slot& slot);

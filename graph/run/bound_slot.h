@@ -29,6 +29,10 @@ struct BoundStep {
   uint32_t entry;    // the first of its addresses in a slot's table
   uint32_t entries;  // how many
   double seconds;    // by the device's own figures
+  // Of a call whose result's parts the next step, a group, may use as they are made.
+  bool leads = false;
+  uint16_t result = 0;        // the group's operand
+  bool result_wanted = true;  // by others than the group
 };
 
 struct BoundSlot final : SegmentRecorder::Owner {

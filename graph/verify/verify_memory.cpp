@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <string>
 
+#include "graph/ir/follower.h"
 #include "graph/verify/usage.h"
 
 namespace hetero::graph {
@@ -44,7 +45,9 @@ class MemoryVerifier {
     if (touches.empty()) {
       return residence.home == Home::kNone ? nullptr : "has a home but is never touched";
     }
-    if (residence.first != touches.front().position || residence.last != touches.back().position) {
+    const uint32_t last = touches.back().position;
+    const bool outlives = residence.last == last + 1 && has_follower(usage_.graph, usage_.plan, last);
+    if (residence.first != touches.front().position || (residence.last != last && !outlives)) {
       return "its lifetime is not from its first to its last touch";
     }
     const bool host_only =

@@ -353,8 +353,8 @@ void run_by_filter(Implementation by, const graph::Invocation& invocation, const
     };
     const at::Tensor& input = tensors.operand(call.input);
     Output output(invocation, tensors, call.output);
-    at::Tensor made =
-        convolve_by_filter(by, call, filter, input, bias != nullptr ? *bias : tensor(call.bias), output.tensor());
+    at::Tensor made = convolve_by_filter(by, call, filter, input, bias != nullptr ? *bias : tensor(call.bias),
+                                         output.tensor(), invocation.follower);
     if (!made.defined()) {  // images with values that the tile unit cannot have
       const ConvolutionSettings& s = call.settings;
       const auto convolve = [&](const auto& function, auto&&... norm) {

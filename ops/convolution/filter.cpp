@@ -10,7 +10,9 @@
 #include <utility>
 
 #include "backend/cpu/convolution/depthwise.h"
+#include "backend/cpu/convolution/image_layout.h"
 #include "backend/cpu/convolution/patches.h"
+#include "backend/cpu/convolution/tile_convolution.h"
 #include "ops/kernels/blas.h"
 #include "ops/kernels/packed_product.h"
 #include "ops/memory/offered_memory.h"
@@ -108,6 +110,16 @@ at::Tensor convolve_packed(const ConvolutionSettings& settings, const at::Tensor
                                   settings.groups, "none", one_dnn().no_scalars, std::nullopt);
 }
 
+// oneDNN would put them last, a number at a time.
+at::Tensor with_channels_last(const at::Tensor& images) {
+  if (images.dim() != 4 || images.scalar_type() != at::kFloat || !images.is_contiguous()) return images;
+  if (images.is_contiguous(at::MemoryFormat::ChannelsLast)) return images;
+  at::Tensor made = at::empty(images.sizes(), images.options(), at::MemoryFormat::ChannelsLast);
+  backend::put_channels_last(images.const_data_ptr<float>(), images.size(0), images.size(1),
+                             images.size(2) * images.size(3), backend::Element::kFloat32, made.mutable_data_ptr());
+  return made;
+}
+
 at::ScalarType dtype_of(backend::Element element) {
   return element == backend::Element::kFloat32    ? at::kFloat
          : element == backend::Element::kBfloat16 ? at::kBFloat16
@@ -136,18 +148,32 @@ backend::Matvec product_of(const ConvolutionCall& call) {
 }
 
 at::Tensor convolve_by_patches(Implementation implementation, const ConvolutionCall& call, const at::Tensor& filter,
-                               const at::Tensor& input, const std::optional<at::Tensor>& bias,
-                               const at::Tensor& output) {
+                               const at::Tensor& input, const std::optional<at::Tensor>& bias, const at::Tensor& output,
+                               backend::Follower* follower) {
+  if (implementation == Implementation::kTiles && backend::fits_tiles(call.shape.geometry, call.shape.element)) {
+    const bool reachable = backend::convolve_tiles({.geometry = call.shape.geometry,
+                                                    .element = call.shape.element,
+                                                    .input = input.const_data_ptr(),
+                                                    .packed = filter.const_data_ptr(),
+                                                    .bias = bias ? bias->const_data_ptr() : nullptr,
+                                                    .output = output.mutable_data_ptr(),
+                                                    .follower = follower});
+    return reachable ? output : at::Tensor();
+  }
   backend::Matvec product = product_of(call);
   product.packed = filter.const_data_ptr();
   product.bias = bias ? bias->const_data_ptr() : nullptr;
   product.y = output.mutable_data_ptr();
   std::atomic<bool> reachable{true};
   const auto give_up = [&](const backend::Gemm&) { reachable = false; };
-  backend::convolve_patches(call.shape.geometry, input.const_data_ptr(), product, [&](const backend::Matvec& part) {
+  const auto multiply = [&](const backend::Matvec& part) {
     multiply_packed(product_by(implementation), part, give_up);
-  });
-  return reachable ? output : at::Tensor();
+  };
+  const bool followed =
+      backend::convolve_patches(call.shape.geometry, input.const_data_ptr(), product, multiply, follower);
+  if (!reachable) return at::Tensor();
+  if (followed) follower->finish();
+  return output;
 }
 
 }  // namespace
@@ -237,12 +263,13 @@ PackedKey filter_key(Implementation implementation, const ConvolutionCall& call,
 }
 
 at::Tensor convolve_by_filter(Implementation implementation, const ConvolutionCall& call, const at::Tensor& filter,
-                              const at::Tensor& input, const std::optional<at::Tensor>& bias,
-                              const at::Tensor& output) {
+                              const at::Tensor& input, const std::optional<at::Tensor>& bias, const at::Tensor& output,
+                              backend::Follower* follower) {
   switch (implementation) {
     case Implementation::kPacked: {
+      const at::Tensor images = call.shape.output_last ? with_channels_last(input) : input;
       const OfferedMemory offer(output.mutable_data_ptr(), call.shape.output_last ? output.nbytes() : 0);
-      return convolve_packed(call.settings, input, filter, bias);
+      return convolve_packed(call.settings, images, filter, bias);
     }
     case Implementation::kDepthwise:
       backend::depthwise({.geometry = call.shape.geometry,
@@ -250,10 +277,11 @@ at::Tensor convolve_by_filter(Implementation implementation, const ConvolutionCa
                           .input = input.const_data_ptr(),
                           .taps = filter.const_data_ptr<float>(),
                           .bias = bias ? bias->const_data_ptr() : nullptr,
-                          .output = output.mutable_data_ptr()});
+                          .output = output.mutable_data_ptr(),
+                          .follower = follower});
       return output;
     default:
-      return convolve_by_patches(implementation, call, filter, input, bias, output);
+      return convolve_by_patches(implementation, call, filter, input, bias, output, follower);
   }
 }
 

@@ -9,6 +9,7 @@
 
 #include <optional>
 
+#include "backend/cpu/fused/follower.h"
 #include "ops/convolution/call.h"
 #include "ops/memory/packed_weights.h"
 
@@ -38,9 +39,10 @@ PackedKey filter_key(ConvolutionImplementation implementation, const Convolution
                      const graph::Invocation& invocation);
 
 // The result, of the layout of `output`, in which it is made where that is possible. Undefined
-// where the images have values that the implementation cannot have.
+// where the images have values that the implementation cannot have. The follower, if any, may be
+// finished.
 at::Tensor convolve_by_filter(ConvolutionImplementation implementation, const ConvolutionCall& call,
                               const at::Tensor& filter, const at::Tensor& input, const std::optional<at::Tensor>& bias,
-                              const at::Tensor& output);
+                              const at::Tensor& output, backend::Follower* follower = nullptr);
 
 }  // namespace hetero::ops

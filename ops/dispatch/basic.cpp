@@ -27,6 +27,7 @@
 #include "ops/dispatch/basic.h"
 #include "ops/dispatch/catch_all.h"
 #include "ops/dispatch/typed.h"
+#include "ops/kernels/images.h"
 #include "ops/memory/storage_memory.h"
 #include "ops/record/recorder.h"
 #include "ops/run/straight.h"
@@ -270,7 +271,7 @@ void register_basic(torch::Library& library) {
   library.impl("unfold", TORCH_FN(unfold));
   library.impl("view_as_real", TORCH_FN(view_as_real));
   library.impl("view_as_complex", TORCH_FN(view_as_complex));
-  enter_typed_row<at::_ops::copy_>(RowCode<>{});
+  enter_typed_row<at::_ops::copy_>(RowCode<>{}.with_own<&run_copy>());
   library.impl("copy_", TORCH_FN(copy_));
   library.impl("_copy_from", TORCH_FN(copy_from));
   library.impl("_copy_from_and_resize", TORCH_FN(copy_from_and_resize));

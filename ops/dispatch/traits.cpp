@@ -22,6 +22,7 @@ graph::OpTraits traits_of(const std::string& name) {
   traits.grows = row.grows;
   traits.host_task = row.host_task;
   traits.keeps_layout = row.keeps_layout;
+  traits.leads = row.leads;
   add_device_kernel(traits);
   return traits;
 }

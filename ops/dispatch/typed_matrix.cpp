@@ -2,6 +2,7 @@
 
 #include "operator_headers/matrix.h"
 #include "ops/dispatch/typed_rows.h"
+#include "ops/kernels/images.h"
 #include "ops/kernels/in_place.h"
 #include "ops/kernels/linear.h"
 

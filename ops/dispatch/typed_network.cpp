@@ -4,6 +4,7 @@
 #include "ops/convolution/convolution.h"
 #include "ops/dispatch/typed_rows.h"
 #include "ops/kernels/attention.h"
+#include "ops/kernels/images.h"
 
 namespace hetero::ops {
 

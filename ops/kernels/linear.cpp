@@ -12,6 +12,7 @@
 #include <atomic>
 #include <vector>
 
+#include "backend/cpu/convolution/patches.h"
 #include "backend/cpu/kernels/panel_gemm.h"
 #include "backend/cpu/kernels/tile_gemm.h"
 #include "ops/kernels/blas.h"
@@ -34,8 +35,10 @@ using backend::Matvec;
 constexpr int64_t kSmallestWeight = 16 << 10;
 // With fewer, packing the weight takes longer than multiplying it.
 constexpr int64_t kFewestRowsToPack = 64;
-// How much faster a product has to be for the memory of a packed weight.
-constexpr double kWorthPacking = 1.05;
+// How much faster a product has to be for the memory of a packed weight. With a small weight it may
+// be a little slower, because what follows can run on its rows.
+constexpr double kWorthPacking = 1.05, kWorthPackingLittle = 0.95;
+constexpr int64_t kLittleWeight = 256 << 10;
 // A product is measured so often beforehand where the machine is too busy; then the guess stays.
 constexpr int kMostTries = 3;
 
@@ -338,7 +341,9 @@ LinearChoice try_packing(const graph::Invocation& invocation, const Product& pro
   if (measured.repeated || guesses) {
     choice.sure = choice.sure && measured.repeated;
     const auto least = std::min_element(measured.seconds.begin() + 1, measured.seconds.end());
-    const bool better = *least < measured.seconds[0] / kWorthPacking;
+    const int64_t bytes = product.call.n * product.call.k * backend::element_bytes(product.call.element);
+    const double worth = bytes <= kLittleWeight ? kWorthPackingLittle : kWorthPacking;
+    const bool better = *least < measured.seconds[0] / worth;
     choice.packed = better ? candidates[static_cast<size_t>(least - measured.seconds.begin())] : Implementation::kStock;
   }
   return choice;
@@ -424,6 +429,15 @@ class Products {
   size_t count_ = 0;
 };
 
+// By panels or tiles. With a packed weight, what follows may run on each block of rows.
+void multiply(Implementation implementation, const graph::Invocation& invocation, const Product& product) {
+  const bool tiles = implementation == Implementation::kTiles || implementation == Implementation::kPackedTiles;
+  const auto run = [&](const Matvec& call) { tiles ? backend::tile_gemm(call, &sgemm) : backend::panel_gemm(call); };
+  backend::Follower* const follower = product.call.packed != nullptr ? invocation.follower : nullptr;
+  if (follower != nullptr && backend::multiply_followed(product.call, run, *follower)) return follower->finish();
+  run(product.call);
+}
+
 // False for the stock kernel.
 bool run_by(Implementation implementation, const graph::Invocation& invocation, const Product& product) {
   switch (implementation) {
@@ -432,11 +446,11 @@ bool run_by(Implementation implementation, const graph::Invocation& invocation, 
       return true;
     case Implementation::kPanels:
     case Implementation::kPackedPanels:
-      run_as_operator(OwnKernel::kPanelProduct, invocation, [&] { backend::panel_gemm(product.call); });
+      run_as_operator(OwnKernel::kPanelProduct, invocation, [&] { multiply(implementation, invocation, product); });
       return true;
     case Implementation::kTiles:
     case Implementation::kPackedTiles:
-      run_as_operator(OwnKernel::kTileProduct, invocation, [&] { backend::tile_gemm(product.call, &sgemm); });
+      run_as_operator(OwnKernel::kTileProduct, invocation, [&] { multiply(implementation, invocation, product); });
       return true;
     case Implementation::kPackedBlas:
       run_as_operator(OwnKernel::kPackedBlasProduct, invocation,

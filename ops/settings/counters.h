@@ -65,7 +65,10 @@ const char* to_string(SyncReason reason);
   X(kAttention, "attention")                                      \
   X(kAttentionBackward, "gradients of attention")                 \
   X(kGrowth, "concatenations that grew in place")                 \
-  X(kPad, "padding in place")
+  X(kPad, "padding in place")                                     \
+  X(kMaxPool, "maxima of pixels")                                 \
+  X(kLayout, "images whose channels were put last")               \
+  X(kConcatenation, "concatenations of rows")
 
 enum class OwnKernel : uint8_t {
 #define X(name, text) name,

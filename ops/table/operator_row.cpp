@@ -59,6 +59,7 @@ Table read_table() {
 #define TAIL .with(&OperatorRow::tail, true)
 #define GROWS .with(&OperatorRow::grows, true)
 #define KEEPS_LAYOUT .with(&OperatorRow::keeps_layout, true)
+#define LEADS .with(&OperatorRow::leads, true)
 #define HOST_TASK .with(&OperatorRow::host_task, true)
 #define OVERWRITES .with(&OperatorRow::overwrites, true)
 #define RECORDED .with(&OperatorRow::recorded, true)
@@ -99,9 +100,10 @@ OperatorRow describe_operator(std::string_view name) {
     if (!belongs_to(name, family.name)) continue;
     if (family.meaning != ArgumentMeaning::kAny) row.meaning = family.meaning;
     for (bool OperatorRow::*const fact :
-         {&OperatorRow::keeps_layout, &OperatorRow::whole, &OperatorRow::dynamic_shape, &OperatorRow::cpu_tensors, &OperatorRow::cpu_indices,
-          &OperatorRow::takes_by_mask, &OperatorRow::any_numbers, &OperatorRow::layout_by_size,
-          &OperatorRow::takes_pivots, &OperatorRow::checks_arguments, &OperatorRow::no_device_out}) {
+         {&OperatorRow::keeps_layout, &OperatorRow::whole, &OperatorRow::dynamic_shape, &OperatorRow::cpu_tensors,
+          &OperatorRow::cpu_indices, &OperatorRow::takes_by_mask, &OperatorRow::any_numbers,
+          &OperatorRow::layout_by_size, &OperatorRow::takes_pivots, &OperatorRow::checks_arguments,
+          &OperatorRow::no_device_out}) {
       row.*fact |= family.*fact;
     }
   }

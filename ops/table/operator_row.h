@@ -80,6 +80,7 @@ struct OperatorRow {
   bool grows = false;
   bool host_task = false;
   bool keeps_layout = false;
+  bool leads = false;
   bool overwrites = false;
   bool recorded = false;
   bool whole = false;

@@ -11,6 +11,7 @@
 #include "backend/cpu/convolution/depthwise_kernel.h"
 #include "backend/cpu/vector/elements_portable.h"
 #include "backend/cpu/vector/half.h"
+#include "backend/cpu/vector/scratch.h"
 
 namespace hetero::backend {
 namespace {
@@ -29,6 +30,9 @@ const DepthwiseKernels& kernels_of(InstructionSet set) {
 // The products that are worth another thread.
 constexpr int64_t kProductsPerThread = 128 << 10;
 
+// The bytes of outputs that are still in a cache when a follower runs on them.
+constexpr int64_t kFollowedBytes = 48 << 10;
+
 // Taps [first, last) along one dimension, which meet the pixels of an image.
 struct Taps {
   int64_t first, last;
@@ -42,9 +46,9 @@ struct Taps {
   }
 };
 
-// Outputs [first, last) of a row of outputs.
+// Outputs [first, last) of a row of outputs, to `to`.
 void compute(const Depthwise& call, const DepthwiseKernels& kernels, int64_t image, int64_t y, int64_t first,
-             int64_t last) {
+             int64_t last, std::byte* to) {
   const ConvolutionGeometry& g = call.geometry;
   const int64_t top = y * g.stride_y - g.padding_y;
   const Taps rows(top, g.kernel_height, g.dilation_y, g.height);
@@ -65,7 +69,6 @@ void compute(const Depthwise& call, const DepthwiseKernels& kernels, int64_t ima
                        .channels = g.channels};
   const int64_t pixel = g.channels * element_bytes(call.element);
   const auto* const plane = static_cast<const std::byte*>(call.input) + image * g.pixels() * pixel;
-  auto* const line = static_cast<std::byte*>(call.output) + (image * g.positions() + y * g.out_width()) * pixel;
   for (int64_t x = first; x < last;) {
     const bool whole = x >= inner && x < outer;
     const int64_t count = whole ? std::min<int64_t>({last - x, outer - x, kDepthwiseBlock}) : 1;
@@ -78,7 +81,7 @@ void compute(const Depthwise& call, const DepthwiseKernels& kernels, int64_t ima
     const int64_t column = meets ? left + columns.first * g.dilation_x : 0;
     block.input = plane + (row * g.width + column) * pixel;
     block.taps = call.taps + (meets ? rows.first * g.kernel_width + columns.first : 0) * g.channels;
-    block.output = line + x * pixel;
+    block.output = to + (x - first) * pixel;
     kernels[static_cast<size_t>(call.element)][static_cast<size_t>(count - 1)](block);
     x += count;
   }
@@ -110,15 +113,38 @@ void depthwise(const Depthwise& call, InstructionSet set) {
   const int64_t row_blocks = divide_up(width, kDepthwiseBlock);
   const int64_t products = kDepthwiseBlock * g.channels * g.kernel();
   const int64_t grain = std::max<int64_t>(1, kProductsPerThread / products);
+  const int64_t pixel = g.channels * element_bytes(call.element);
+  Follower* const follower = call.follower != nullptr && call.follower->fits(g.channels) ? call.follower : nullptr;
+  // As many blocks of a row at a time as a follower should have.
+  const int64_t most_blocks = std::max<int64_t>(1, kFollowedBytes / (kDepthwiseBlock * pixel));
   parallel_for(0, g.images * g.out_height() * row_blocks, grain, [&](int64_t begin, int64_t end) {
+    static thread_local Scratch memory;
+    const bool elsewhere = follower != nullptr && !follower->wants_result();
+    std::byte* const own =
+        elsewhere ? memory.get((most_blocks + 1) * kDepthwiseBlock * pixel + kFollowedBytes) : nullptr;
+    int64_t waiting = 0, first = 0;  // pixels for the follower, from the first on
+    const auto follow = [&] {
+      if (waiting == 0) return;
+      const std::byte* const at = elsewhere ? own : static_cast<const std::byte*>(call.output) + first * pixel;
+      follower->run(first * g.channels, (first + waiting) * g.channels, at);
+      waiting = 0;
+    };
     while (begin < end) {
       const int64_t row = begin / row_blocks, block = begin % row_blocks;
-      const int64_t last_block = std::min(block + end - begin, row_blocks);
-      compute(call, kernels, row / g.out_height(), row % g.out_height(), block * kDepthwiseBlock,
-              std::min<int64_t>(last_block * kDepthwiseBlock, width));
+      int64_t last_block = std::min(block + end - begin, row_blocks);
+      if (follower != nullptr) last_block = std::min(last_block, block + most_blocks);
+      const int64_t left = block * kDepthwiseBlock, right = std::min<int64_t>(last_block * kDepthwiseBlock, width);
+      if (waiting == 0) first = row * width + left;
+      std::byte* const to =
+          elsewhere ? own + waiting * pixel : static_cast<std::byte*>(call.output) + (row * width + left) * pixel;
+      compute(call, kernels, row / g.out_height(), row % g.out_height(), left, right, to);
       begin += last_block - block;
+      if (follower == nullptr) continue;
+      waiting += right - left;
+      if (waiting * pixel >= kFollowedBytes || begin == end) follow();
     }
   });
+  if (follower != nullptr) follower->finish();
 }
 
 void depthwise(const Depthwise& call) { depthwise(call, instruction_set()); }

@@ -12,6 +12,7 @@
 #pragma once
 
 #include "backend/cpu/convolution/geometry.h"
+#include "backend/cpu/fused/follower.h"
 #include "backend/cpu/kernels/matvec.h"
 #include "backend/cpu/vector/instruction_set.h"
 
@@ -25,6 +26,7 @@ struct Depthwise {
   const float* taps = nullptr;          // [kernel_height, kernel_width, channels]
   const void* bias = nullptr;           // [channels], or null
   void* output = nullptr;               // [images, out_height, out_width, channels]
+  Follower* follower = nullptr;         // of the output, or null; it is finished
 };
 
 // taps of a weight [channels, 1, kernel_height, kernel_width] of such elements.

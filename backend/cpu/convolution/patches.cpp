@@ -19,6 +19,51 @@ constexpr int64_t kMostBytes = 4 << 20;
 constexpr int64_t kFewestRows = 48;
 constexpr int64_t kBytesPerThread = 32 << 10;
 
+// How the rows of a product are divided. A weight that stays in each thread's cache meets small
+// blocks, which threads share. A larger one meets as many rows as possible at once, and threads
+// share its outputs.
+struct Blocks {
+  // `row_bytes`: of x as it is read. A follower's rows should be in the cache, too.
+  Blocks(const Matvec& call, int64_t row_bytes, bool follows) : rows(call.m) {
+    const int64_t threads = thread_count(), item = element_bytes(call.element);
+    const bool small_weight = call.n * call.k * item <= kSmallWeight;
+    shared = small_weight && rows >= threads * kFewestRows;
+    int64_t most = (small_weight ? kBlockBytes : kMostBytes) / row_bytes;
+    if (follows && shared) most = std::min(most, kBlockBytes / (call.n * item));
+    block = std::clamp(most, std::min(kFewestRows, rows), rows);
+    int64_t count = divide_up(rows, block);
+    if (shared) count = round_up(count, threads);
+    block = divide_up(rows, count);
+  }
+
+  // Calls body(first, count) for each block.
+  void run(FunctionRef<void(int64_t, int64_t)> body) const {
+    const auto run_some = [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) body(i * block, std::min(block, rows - i * block));
+    };
+    const int64_t count = divide_up(rows, block);
+    if (shared) {
+      parallel_for(0, count, 1, run_some);
+    } else {
+      run_some(0, count);
+    }
+  }
+
+  int64_t rows;
+  int64_t block;  // rows
+  bool shared;    // each block is one thread's
+};
+
+// Rows of the result, from `first` on; `part` has their x.
+void multiply_block(Matvec part, int64_t first, FunctionRef<void(const Matvec&)> multiply, const Follower* follower) {
+  static thread_local Scratch memory;
+  const int64_t row_bytes = part.y_stride * element_bytes(part.element);
+  const bool elsewhere = follower != nullptr && !follower->wants_result();
+  part.y = elsewhere ? memory.get(part.m * row_bytes) : static_cast<std::byte*>(part.y) + first * row_bytes;
+  multiply(part);
+  if (follower != nullptr) follower->run(first * part.n, (first + part.m) * part.n, part.y);
+}
+
 }  // namespace
 
 void gather_patches(const ConvolutionGeometry& g, int64_t element_bytes, const void* input, int64_t first,
@@ -57,19 +102,23 @@ void gather_patches(const ConvolutionGeometry& g, int64_t element_bytes, const v
   }
 }
 
-void convolve_patches(const ConvolutionGeometry& g, const void* input, const Matvec& call,
-                      FunctionRef<void(const Matvec&)> multiply) {
-  const int64_t item = element_bytes(call.element), m = g.images * g.positions();
+bool convolve_patches(const ConvolutionGeometry& g, const void* input, const Matvec& call,
+                      FunctionRef<void(const Matvec&)> multiply, const Follower* follower) {
+  const int64_t item = element_bytes(call.element), row_bytes = call.k * item, pitch = row_pitch(row_bytes);
   Matvec whole = call;
-  whole.m = m;
+  whole.m = g.images * g.positions();
   whole.x_columns = false;
+  if (follower != nullptr && (!follower->fits(call.n) || call.y_stride != call.n)) follower = nullptr;
   if (g.pointwise()) {
     whole.x = input;
     whole.x_stride = g.channels;
-    return multiply(whole);
+    if (follower != nullptr && multiply_followed(whole, multiply, *follower)) return true;
+    multiply(whole);
+    return false;
   }
-  const int64_t row_bytes = call.k * item, pitch = row_pitch(row_bytes);
-  const auto multiply_rows = [&](int64_t first, int64_t count) {
+  const Blocks blocks(whole, pitch, follower != nullptr);
+  if (!blocks.shared) follower = nullptr;
+  blocks.run([&](int64_t first, int64_t count) {
     static thread_local Scratch memory;
     std::byte* const rows = memory.get(count * pitch);
     parallel_for(0, count, std::max<int64_t>(1, kBytesPerThread / row_bytes), [&](int64_t begin, int64_t end) {
@@ -79,27 +128,23 @@ void convolve_patches(const ConvolutionGeometry& g, const void* input, const Mat
     part.m = count;
     part.x = rows;
     part.x_stride = pitch / item;
-    part.y = static_cast<std::byte*>(call.y) + first * call.y_stride * item;
-    multiply(part);
-  };
-  // A weight that stays in each thread's cache meets small blocks, which threads share. A larger
-  // one meets as many rows as possible at once, and threads share its outputs.
-  const int64_t threads = thread_count();
-  const bool small_weight = call.n * row_bytes <= kSmallWeight;
-  int64_t block = std::clamp((small_weight ? kBlockBytes : kMostBytes) / pitch, std::min(kFewestRows, m), m);
-  int64_t blocks = divide_up(m, block);
-  const bool shared = small_weight && m >= threads * kFewestRows;
-  if (shared) blocks = round_up(blocks, threads);
-  block = divide_up(m, blocks);
-  blocks = divide_up(m, block);
-  const auto multiply_blocks = [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) multiply_rows(i * block, std::min(block, m - i * block));
-  };
-  if (shared) {
-    parallel_for(0, blocks, 1, multiply_blocks);
-  } else {
-    multiply_blocks(0, blocks);
-  }
+    multiply_block(part, first, multiply, follower);
+  });
+  return follower != nullptr;
+}
+
+bool multiply_followed(const Matvec& call, FunctionRef<void(const Matvec&)> multiply, const Follower& follower) {
+  if (call.x_columns || call.y_stride != call.n || !follower.fits(call.n)) return false;
+  const int64_t item = element_bytes(call.element), row_bytes = call.x_stride * item;
+  const Blocks blocks(call, call.k * item, true);
+  if (!blocks.shared) return false;
+  blocks.run([&](int64_t first, int64_t count) {
+    Matvec part = call;
+    part.m = count;
+    part.x = static_cast<const std::byte*>(call.x) + first * row_bytes;
+    multiply_block(part, first, multiply, &follower);
+  });
+  return true;
 }
 
 }  // namespace hetero::backend

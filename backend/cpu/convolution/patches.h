@@ -16,6 +16,7 @@
 
 #include "backend/base/function_ref.h"
 #include "backend/cpu/convolution/geometry.h"
+#include "backend/cpu/fused/follower.h"
 #include "backend/cpu/kernels/matvec.h"
 
 namespace hetero::backend {
@@ -27,8 +28,13 @@ void gather_patches(const ConvolutionGeometry& geometry, int64_t element_bytes, 
 
 // The weight as said, of the sizes, types and packed form that `call` has; its m, x and x_stride
 // are set here. `multiply` computes such a call, as it would any; it is called on several threads
-// at once, and uses several where it is not.
-void convolve_patches(const ConvolutionGeometry& geometry, const void* input, const Matvec& call,
-                      FunctionRef<void(const Matvec&)> multiply);
+// at once, and uses several where it is not. True where the follower, if there is one, has run on
+// all of the result.
+bool convolve_patches(const ConvolutionGeometry& geometry, const void* input, const Matvec& call,
+                      FunctionRef<void(const Matvec&)> multiply, const Follower* follower = nullptr);
+
+// A product whose x is there, in blocks of rows that `multiply` computes on one thread each, with
+// the follower behind each. False, and nothing is done, where it is faster in other parts.
+bool multiply_followed(const Matvec& call, FunctionRef<void(const Matvec&)> multiply, const Follower& follower);
 
 }  // namespace hetero::backend

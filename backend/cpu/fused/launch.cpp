@@ -242,6 +242,7 @@ Status prepare_fused(const FusedKernel& kernel, const FusedSpace& space, FusedLa
   if (!launch.pairs.empty()) {
     make_schedule(kernel, launch.space, facts.has_row_values, nullptr, launch.careful);
   }
+  launch.has_row_values = facts.has_row_values;
   launch.empty = false;
   return {};
 }

@@ -69,6 +69,7 @@ struct FusedLaunch {
   FusedProgram careful;
   std::vector<std::pair<uint16_t, uint16_t>> pairs;
   bool empty = true;  // nothing to run
+  bool has_row_values = false;
   // Of a kernel with totals or checks, which then has no program of its own: they run one after the
   // other.
   std::vector<FusedStage> stages;
@@ -96,5 +97,12 @@ Status prepare_fused(const FusedKernel& kernel, const FusedSpace& space, FusedLa
 // is kept. An operand of an empty space may be null. False where a check of the kernel failed; then
 // nothing was written.
 bool run_fused(const FusedLaunch& launch, void* const* operands, const Number* numbers);
+
+// Whether the launch may run in parts, on one thread each: parts begin and end at multiples of so
+// many entries of the space, counted in the order of the linear index (space.h). 0: it may not.
+int64_t part_entries(const FusedLaunch& launch);
+// Runs entries [begin, end). REQUIRES: of run_fused; part_entries() divides both.
+void run_fused_part(const FusedLaunch& launch, void* const* operands, const Number* numbers, int64_t begin,
+                    int64_t end);
 
 }  // namespace hetero::backend

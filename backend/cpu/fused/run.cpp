@@ -58,6 +58,25 @@ class Task {
     }
   }
 
+  // Entries of one row, or whole rows; one phase.
+  void run_part(int64_t begin, int64_t end) {
+    const Section steps = program_.phases[0].pieces;
+    if (space_.rows == 1) {
+      start_group(0);
+      for (int64_t entry = begin; entry < end; entry += program_.piece) {
+        start_entries(entry, std::min(program_.piece, end - entry));
+        run(steps);
+      }
+      return;
+    }
+    const int64_t last = end / space_.row;
+    for (row_ = begin / space_.row; row_ < last; row_ += rows_) {
+      rows_ = std::min(program_.rows_per_block, last - row_);
+      start_entries(0, space_.row);
+      run(steps);
+    }
+  }
+
   void run_groups(int64_t begin, int64_t end) {
     for (int64_t group = begin; group < end; ++group) {
       start_group(group);
@@ -89,8 +108,12 @@ class Task {
       piece %= program_.pieces_per_run;
     }
     const int64_t in_run = piece * program_.piece;
-    entry_ = run * program_.run + in_run;
-    piece_ = std::min(program_.piece, program_.run - in_run);
+    start_entries(run * program_.run + in_run, std::min(program_.piece, program_.run - in_run));
+  }
+
+  void start_entries(int64_t entry, int64_t count) {
+    entry_ = entry;
+    piece_ = count;
     entries_ = rows_ * piece_;
     for (const uint32_t index : program_.moving) {
       const Place& place = program_.places[index];
@@ -382,15 +405,24 @@ void run_split(const FusedLaunch& launch, const FusedProgram& program, void* con
   }
 }
 
-void run_program(const FusedLaunch& launch, void* const* operands, const Number* numbers) {
-  if (launch.empty) return;
-  const FusedProgram* chosen = &launch.program;
+const FusedProgram& program_for(const FusedLaunch& launch, void* const* operands) {
   for (const auto& [a, b] : launch.pairs) {
     const char* first = static_cast<const char*>(operands[a]) + launch.space.operands[a].offset;
     const char* second = static_cast<const char*>(operands[b]) + launch.space.operands[b].offset;
-    if (first == second) chosen = &launch.careful;
+    if (first == second) return launch.careful;
   }
-  const FusedProgram& program = *chosen;
+  return launch.program;
+}
+
+// Whether blocks are stretches of one row, or whole rows.
+bool has_parts(const FusedProgram& program, const RowSpace& space) {
+  if (program.streamed) return false;
+  return space.rows == 1 ? program.run == space.row : program.piece == space.row;
+}
+
+void run_program(const FusedLaunch& launch, void* const* operands, const Number* numbers) {
+  if (launch.empty) return;
+  const FusedProgram& program = program_for(launch, operands);
   if (program.streamed && program.pieces > program.stretch && program.groups < thread_count()) {
     return run_split(launch, program, operands, numbers);
   }
@@ -424,6 +456,18 @@ bool run_fused(const FusedLaunch& launch, void* const* operands, const Number* n
   if (!launch.stages.empty()) return run_stages(launch, operands, numbers);
   run_program(launch, operands, numbers);
   return true;
+}
+
+int64_t part_entries(const FusedLaunch& launch) {
+  if (launch.empty || !launch.stages.empty() || !has_parts(launch.program, launch.space)) return 0;
+  if (!launch.pairs.empty() && !has_parts(launch.careful, launch.space)) return 0;
+  return launch.space.rows == 1 && !launch.has_row_values ? 1 : launch.space.row;
+}
+
+void run_fused_part(const FusedLaunch& launch, void* const* operands, const Number* numbers, int64_t begin,
+                    int64_t end) {
+  const FusedProgram& program = program_for(launch, operands);
+  Task(launch, program, operands, numbers, task_scratch.get<char>(program.scratch_bytes), nullptr).run_part(begin, end);
 }
 
 }  // namespace hetero::backend

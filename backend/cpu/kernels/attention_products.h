@@ -303,7 +303,7 @@ class TileProducts {
     auto* const x = reinterpret_cast<std::byte*>(scratch);
     const int64_t stride = row_tile_bytes(call_.element, call_.head_size);
     queries_.join(kernels_.pack_rows(row_of(call_.q, place, query, item_), call_.q.row_stride, tile.rows,
-                                     call_.head_size, x, stride));
+                                     call_.head_size, x, stride, kTileBytes));
     const auto* panel = reinterpret_cast<const std::byte*>(keys);
     for (int64_t first = 0; first < tile.columns; first += kPanel, panel += bytes(call_.head_size)) {
       kernels_.multiply({.x = x,

@@ -69,7 +69,6 @@ constexpr int64_t kRowsForNext = 128;
 constexpr int64_t kSumBytes = 1 << 20;
 constexpr int64_t kSharedBytes = 8 << 20;
 constexpr int64_t kBytesPerThread = 64 << 10;
-constexpr int64_t kHeader = 64;
 
 int64_t panels(int64_t n) { return divide_up(n, kPanel); }
 
@@ -145,7 +144,7 @@ class Product {
         alignas(64) float bias[kPanel] = {};
         if (starts && call.bias != nullptr) add_elements(call.element, call.bias, output, outputs, bias);
         float* const here = sums + (before + panel - begin) * round_up(rows, kPanel) * kPanel;
-        const auto* const w = static_cast<const std::byte*>(call.packed) + kHeader +
+        const auto* const w = static_cast<const std::byte*>(call.packed) + kTileHeader +
                               panel * panel_bytes(call.element, call.k) + panel_bytes(call.element, depth_begin);
         const bool last = panel + 1 >= std::min(end - before, count);
         kernels_.multiply({.x = x,
@@ -184,9 +183,10 @@ class Product {
   Magnitudes pack(int64_t first, int64_t rows, int64_t depth_begin, int64_t depth, std::byte* to) const {
     const int64_t row_step = common_.x_columns ? 1 : common_.x_stride;
     const int64_t depth_step = common_.x_columns ? common_.x_stride : 1;
-    const auto kernel = common_.x_columns ? kernels_.pack_rows_across : kernels_.pack_rows;
-    return kernel(element_at(common_.x, first * row_step + depth_begin * depth_step, common_.element), common_.x_stride,
-                  rows, depth, to, row_tile_bytes(common_.element, depth));
+    const std::byte* const x = element_at(common_.x, first * row_step + depth_begin * depth_step, common_.element);
+    const int64_t to_stride = row_tile_bytes(common_.element, depth);
+    if (common_.x_columns) return kernels_.pack_rows_across(x, common_.x_stride, rows, depth, to, to_stride);
+    return kernels_.pack_rows(x, common_.x_stride, rows, depth, to, to_stride, kTileBytes);
   }
 
   void share_rows(int64_t first, int64_t last) const {
@@ -288,13 +288,13 @@ bool within_reach(const Magnitudes& x, const Magnitudes& w) {
 }
 
 int64_t tile_weight_bytes(Element element, int64_t n, int64_t k) {
-  return kHeader + panels(n) * panel_bytes(element, k);
+  return kTileHeader + panels(n) * panel_bytes(element, k);
 }
 
 bool pack_tile_weight(const Matvec& call, void* to) {
   assert(reinterpret_cast<uintptr_t>(to) % 64 == 0);
   const TileKernels& kernels = tile_kernels(call.element);
-  auto* const tiles = static_cast<std::byte*>(to) + kHeader;
+  auto* const tiles = static_cast<std::byte*>(to) + kTileHeader;
   const int64_t bytes = panel_bytes(call.element, call.k);
   std::atomic<uint32_t> largest{Magnitudes{}.largest}, least{Magnitudes{}.least};
   const int64_t grain = std::max<int64_t>(1, kBytesPerThread / std::max<int64_t>(bytes, 1));
@@ -312,7 +312,7 @@ bool pack_tile_weight(const Matvec& call, void* to) {
     }
   });
   const Magnitudes found{.largest = largest, .least = least};
-  static_assert(sizeof(found) <= kHeader);
+  static_assert(sizeof(found) <= kTileHeader);
   std::memcpy(to, &found, sizeof(found));
   // For values of x that are neither large nor small.
   constexpr uint32_t kOne = std::bit_cast<uint32_t>(1.0f);
@@ -334,7 +334,7 @@ void tile_gemm(std::span<const Matvec> calls, Sgemm sgemm) {
       part.packed = memory;
       Product(std::span(&part, 1), sgemm).run();
     };
-    pack_in_parts(call, kPanel, panel_bytes(call.element, call.k), multiply, kHeader);
+    pack_in_parts(call, kPanel, panel_bytes(call.element, call.k), multiply, kTileHeader);
   }
 }
 

@@ -23,6 +23,8 @@ inline constexpr int64_t kTileRows = 16;
 inline constexpr int64_t kTileDepth = 32;  // elements of k
 inline constexpr int64_t kPanel = 32;      // outputs
 inline constexpr int64_t kTileBytes = 1024;
+// Before the panels of a packed weight: its Magnitudes.
+inline constexpr int64_t kTileHeader = 64;
 
 inline int64_t plane_count(Element element) { return element == Element::kFloat32 ? 3 : 1; }
 // The planes of a float that is multiplied with bfloat16: two are as exact as sums of such
@@ -55,13 +57,17 @@ struct Magnitudes {
 // what small elements lose, 2^-126 each, above 2^-86. 0 has no planes, and loses nothing.
 bool within_reach(const Magnitudes& x, const Magnitudes& w);
 
-// The product of packed rows with a panel.
+// The product of packed rows with a panel. With taps, the sum of products of shifted rows: tap i
+// multiplies the rows that are shifts[i] bytes behind x by the panel's next `depth` tiles.
 struct TilePart {
-  const std::byte* x = nullptr;  // the first tile of the first row
-  int64_t x_stride = 0;          // bytes from 16 rows to the next
+  const std::byte* x = nullptr;      // the first tile of the first row
+  int64_t x_stride = 0;              // bytes from 16 rows to the next
+  int64_t tile_stride = kTileBytes;  // bytes from a tile of k, or of a plane, to the next
+  const int64_t* shifts = nullptr;   // null for one tap without shift
+  int64_t taps = 1;
   int64_t rows = 0;
   const std::byte* w = nullptr;
-  int64_t depth = 0;            // in tiles of k
+  int64_t depth = 0;            // in tiles of k, of each tap
   const float* from = nullptr;  // sums so far, or null
   // Where all 32 sums of whole tiles of rows go, or null: they go to y.
   float* to = nullptr;
@@ -69,7 +75,10 @@ struct TilePart {
   const float* bias = nullptr;  // 32 floats that sums begin with, or null
   void* y = nullptr;
   int64_t y_stride = 0;  // in elements
-  int64_t count = 0;     // outputs, at most 32
+  // Of each `line` rows, the first `line_outputs` go to y, one behind the other. 0: all rows.
+  int64_t line = 0;
+  int64_t line_outputs = 0;
+  int64_t count = 0;  // outputs, at most 32
   // The next operand, to be brought into the second-level cache: this many lines with each tile of
   // k for each 32 rows. May be null.
   const std::byte* next = nullptr;
@@ -80,7 +89,8 @@ struct TileKernels {
   // Packs rows into tiles, and up to 32 outputs into a panel. x is [rows, k], for pack_rows_across
   // [k, rows]. Magnitudes of rows are those of float32 elements. Panels of bfloat16 have the
   // largest one.
-  Magnitudes (*pack_rows)(const void* x, int64_t stride, int64_t rows, int64_t k, std::byte* to, int64_t to_stride);
+  Magnitudes (*pack_rows)(const void* x, int64_t stride, int64_t rows, int64_t k, std::byte* to, int64_t to_stride,
+                          int64_t tile_stride);
   Magnitudes (*pack_rows_across)(const void* x, int64_t stride, int64_t rows, int64_t k, std::byte* to,
                                  int64_t to_stride);
   // The same from floats, whatever the element, for multiply_floats.

@@ -192,7 +192,8 @@ void store_transposed(const __m512i (&planes)[16][E::kPlanes], std::byte* to, in
 // One tile after the other, so that writes are adjacent. More rows are read than the processor
 // prefetches by itself.
 template <typename E>
-Magnitudes pack_rows(const void* x, int64_t stride, int64_t rows, int64_t k, std::byte* to, int64_t to_stride) {
+Magnitudes pack_rows(const void* x, int64_t stride, int64_t rows, int64_t k, std::byte* to, int64_t to_stride,
+                     int64_t tile_stride) {
   constexpr int64_t kAhead = 2 * kTileDepth;
   Magnitudes magnitudes;
   for (int64_t first = 0; first < rows; first += kTileRows, to += to_stride) {
@@ -200,7 +201,7 @@ Magnitudes pack_rows(const void* x, int64_t stride, int64_t rows, int64_t k, std
     const int64_t count = least(kTileRows, rows - first);
     __m512i largest[kTileRows] = {};
     std::byte* tile = to;
-    for (int64_t i = 0; i < k; i += kTileDepth, tile += E::kPlanes * kTileBytes) {
+    for (int64_t i = 0; i < k; i += kTileDepth, tile += E::kPlanes * tile_stride) {
       for (int64_t row = 0; row < count; ++row) {
         const auto* const place = from + row * stride + i;
         __builtin_prefetch(place + kAhead);
@@ -210,7 +211,7 @@ Magnitudes pack_rows(const void* x, int64_t stride, int64_t rows, int64_t k, std
         __m512i planes[E::kPlanes];
         E::split(elements, planes);
         for (int plane = 0; plane < E::kPlanes; ++plane) {
-          _mm512_store_si512(tile + plane * kTileBytes + row * 64, planes[plane]);
+          _mm512_store_si512(tile + plane * tile_stride + row * 64, planes[plane]);
         }
       }
     }
@@ -262,7 +263,7 @@ Magnitudes pack_rows_across(const void* x, int64_t stride, int64_t rows, int64_t
 
 template <typename E>
 void pack_floats(const float* x, int64_t stride, int64_t rows, int64_t k, std::byte* to, int64_t to_stride) {
-  pack_rows<E>(x, stride, rows, k, to, to_stride);
+  pack_rows<E>(x, stride, rows, k, to, to_stride, kTileBytes);
 }
 
 // 16 outputs, w's memory a row for each: their planes of 32 elements along k, as tiles two apart.
@@ -357,7 +358,8 @@ struct Soon {
 };
 
 template <int x_planes, int w_planes, bool two>
-void add_products(const std::byte* x, int64_t x_stride, const std::byte* w, int64_t depth, Soon soon) {
+void add_products(const std::byte* x, int64_t x_stride, int64_t tile_stride, const std::byte* w, int64_t depth,
+                  Soon& soon) {
   constexpr auto& kOrder = kPairs<x_planes, w_planes>;
   constexpr int kCount = sizeof(kOrder) / sizeof(Pair);
   for (int64_t tile = 0; tile < depth; ++tile) {
@@ -365,7 +367,7 @@ void add_products(const std::byte* x, int64_t x_stride, const std::byte* w, int6
     for (int i = 0; i < kCount; ++i) {
       const Pair pair = kOrder[i];
       if (i == 0 || pair.x != kOrder[i - 1].x) {
-        const std::byte* const rows = x + (tile * x_planes + pair.x) * kTileBytes;
+        const std::byte* const rows = x + (tile * x_planes + pair.x) * tile_stride;
         _tile_loadd(4, rows, 64);
         if constexpr (two) _tile_loadd(5, rows + x_stride, 64);
       }
@@ -429,7 +431,10 @@ void clear_sums() {
 template <typename X, typename E, bool two>
 void multiply_rows(const TilePart& part, int64_t row) {
   const int64_t rows = least(part.rows - row, 2 * kTileRows);
-  auto* const y = static_cast<typename E::Stored*>(part.y) + row * part.y_stride;
+  int64_t at = part.line == 0 ? 0 : row % part.line;  // in a line
+  int64_t before = row;                               // outputs
+  if (part.line != 0) before = row / part.line * part.line_outputs + least(at, part.line_outputs);
+  auto* y = static_cast<typename E::Stored*>(part.y) + before * part.y_stride;
   if (part.from != nullptr) {
     begin_sums<two>(part.from + row * part.sum_stride, part.sum_stride);
   } else if (part.bias != nullptr) {
@@ -438,23 +443,34 @@ void multiply_rows(const TilePart& part, int64_t row) {
     clear_sums<two>();
   }
   constexpr auto kItem = static_cast<int64_t>(sizeof(*y));
-  const int64_t lines = part.next == nullptr ? 0 : part.next_lines;
-  const Soon soon{.next = part.next + row / (2 * kTileRows) * part.depth * lines * 64,
-                  .next_lines = lines,
-                  .y = reinterpret_cast<const std::byte*>(y),
-                  .y_stride = part.y_stride * kItem,
-                  .y_rows = part.to == nullptr ? rows : 0,
-                  .y_rows_a_step = part.depth > 0 ? (rows + part.depth - 1) / part.depth : 0,
-                  .two_lines = part.count * kItem > 64};
-  add_products<X::kPlanes, E::kPlanes, two>(part.x + row / kTileRows * part.x_stride, part.x_stride, part.w, part.depth,
-                                            soon);
+  const int64_t lines = part.next == nullptr ? 0 : part.next_lines, steps = part.taps * part.depth;
+  Soon soon{.next = part.next + row / (2 * kTileRows) * steps * lines * 64,
+            .next_lines = lines,
+            .y = reinterpret_cast<const std::byte*>(y),
+            .y_stride = part.y_stride * kItem,
+            .y_rows = part.to == nullptr ? rows : 0,
+            .y_rows_a_step = steps > 0 ? (rows + steps - 1) / steps : 0,
+            .two_lines = part.count * kItem > 64};
+  for (int64_t tap = 0; tap < part.taps; ++tap) {
+    const std::byte* const x =
+        part.x + row / kTileRows * part.x_stride + (part.shifts == nullptr ? 0 : part.shifts[tap]);
+    const std::byte* const w = part.w + tap * part.depth * E::kPlanes * 2 * kTileBytes;
+    add_products<X::kPlanes, E::kPlanes, two>(x, part.x_stride, part.tile_stride, w, part.depth, soon);
+  }
   if (part.to != nullptr) return store_sums<two>(part.to + row * part.sum_stride, part.sum_stride);
   if constexpr (E::kPlanes == 3) {
-    if (part.count == kPanel && rows == (two ? 2 : 1) * kTileRows) return store_sums<two>(y, part.y_stride);
+    const bool whole = part.count == kPanel && rows == (two ? 2 : 1) * kTileRows;
+    if (whole && (part.line == 0 || at + rows <= part.line_outputs)) return store_sums<two>(y, part.y_stride);
   }
   alignas(64) float sums[2 * kTileRows * kPanel];
   store_sums<two>(sums, kPanel);
-  for (int64_t i = 0; i < rows; ++i) store_row(sums + i * kPanel, part.count, y + i * part.y_stride);
+  for (int64_t i = 0; i < rows; ++i) {
+    if (part.line == 0 || at < part.line_outputs) {
+      store_row(sums + i * kPanel, part.count, y);
+      y += part.y_stride;
+    }
+    if (++at == part.line) at = 0;
+  }
 }
 
 template <typename X, typename E>

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <random>
@@ -9,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "backend/base/parallel.h"
+#include "backend/base/rounding.h"
 #include "backend/cpu/convolution/geometry.h"
 
 namespace hetero::backend {
@@ -32,6 +35,25 @@ inline std::vector<float> numbers(int64_t count, uint32_t seed) {
 inline std::vector<float> unset(int64_t count) {
   return std::vector<float>(static_cast<size_t>(count), std::numeric_limits<float>::quiet_NaN());
 }
+
+// A pool of so many threads, of which one does the work of all in turn, as long as this lives.
+class Threads {
+ public:
+  explicit Threads(int64_t threads) {
+    count = threads;
+    set_parallel_pool(threads > 1 ? &kPool : nullptr);
+  }
+  ~Threads() { set_parallel_pool(nullptr); }
+  Threads(const Threads&) = delete;
+
+ private:
+  static inline int64_t count = 1;
+  static constexpr ParallelPool kPool = {[](int64_t begin, int64_t end, int64_t grain, RangeFunction body) {
+                                           const int64_t step = std::max(grain, divide_up(end - begin, count));
+                                           for (int64_t i = begin; i < end; i += step) body(i, std::min(end, i + step));
+                                         },
+                                         [] { return count; }};
+};
 
 // The pixel of the images that a point of the kernel meets at an output, all counted row by row; -1
 // outside.

@@ -8,6 +8,7 @@
 #include "backend/cpu/vector/half.h"
 #include "tests/backend/catch.h"
 #include "tests/backend/cpu/convolution/definition.h"
+#include "tests/backend/cpu/convolution/follower.h"
 
 namespace hetero::backend {
 namespace {
@@ -167,6 +168,20 @@ TEST_CASE("depthwise convolutions of elements of 2 bytes round sums in float32 o
         REQUIRE(different == 0);
         REQUIRE(output.back() == 0x1234);
       }
+    }
+  }
+}
+
+TEST_CASE("depthwise convolutions with a follower") {
+  for (const int64_t threads : {1, 3}) {
+    const Threads pool(threads);
+    for (const int64_t channels : {5, 64, 600}) {
+      const Geometry g = square(2, channels, 31, 3, 1, 1);
+      const std::vector<float> input = numbers(g.images * g.pixels() * g.channels, 1);
+      const std::vector<float> taps = numbers(g.kernel() * g.channels, 2);
+      check_follower(g, [&](float* output, Follower* follower) {
+        depthwise({.geometry = g, .input = input.data(), .taps = taps.data(), .output = output, .follower = follower});
+      });
     }
   }
 }

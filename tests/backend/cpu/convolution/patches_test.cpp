@@ -9,6 +9,7 @@
 
 #include "tests/backend/catch.h"
 #include "tests/backend/cpu/convolution/definition.h"
+#include "tests/backend/cpu/convolution/follower.h"
 
 namespace hetero::backend {
 namespace {
@@ -127,6 +128,27 @@ TEST_CASE("patches of elements of 2 bytes are those of 4, cut") {
       std::memcpy(&found, rows.data() + (row - first) * pitch + 2 * i, 2);
       const int64_t source = source_of(g, row, i);
       REQUIRE(found == (source < 0 ? 0 : source + 1));
+    }
+  }
+}
+
+TEST_CASE("products of patches with a follower, on several threads") {
+  for (const int64_t threads : {1, 3}) {
+    const Threads pool(threads);
+    for (const int64_t kernel : {1, 3}) {
+      const Geometry g{.images = 2,
+                       .channels = 6,
+                       .height = 19,
+                       .width = 23,
+                       .outputs = 10,
+                       .kernel_height = kernel,
+                       .kernel_width = kernel};
+      const int64_t k = g.kernel() * g.channels;
+      const std::vector<float> input = numbers(g.images * g.pixels() * g.channels, 1), w = numbers(g.outputs * k, 2);
+      check_follower(g, [&](float* output, Follower* follower) {
+        const Matvec call{.n = g.outputs, .k = k, .w = w.data(), .w_stride = k, .y = output, .y_stride = g.outputs};
+        if (convolve_patches(g, input.data(), call, &multiply_plainly, follower)) follower->finish();
+      });
     }
   }
 }

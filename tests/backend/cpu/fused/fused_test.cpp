@@ -48,6 +48,23 @@ void check_case(const RandomCase& c, FusedLaunch& launch) {
   REQUIRE(same);
 }
 
+// The same in parts, the last one first. Where operands share memory, a part may read what another
+// has written. False for a launch that runs as a whole.
+bool check_parts(const RandomCase& c, FusedLaunch& launch) {
+  REQUIRE(prepare_fused(c.kernel, c.space, launch).ok());
+  const int64_t unit = part_entries(launch);
+  if (unit == 0 || !launch.pairs.empty()) return false;
+  std::vector<std::vector<char>> expected = c.memory, memory = c.memory;
+  run_fused(launch, c.pointers(expected).data(), c.numbers.data());
+  const int64_t all = launch.space.rows * launch.space.row, part = (all / unit / 3 + 1) * unit;
+  for (int64_t end = all; end > 0; end -= part) {
+    run_fused_part(launch, c.pointers(memory).data(), c.numbers.data(), std::max<int64_t>(0, end - part), end);
+  }
+  const bool same = memory == expected;
+  REQUIRE(same);
+  return true;
+}
+
 // Which ways of running the random kernels took.
 struct Ways {
   int in_place = 0, careful = 0, several_rows = 0, tiles = 0, streamed = 0, phases = 0, kept = 0, split = 0;
@@ -111,6 +128,42 @@ TEST_CASE("random kernels on several threads compute what an interpreter compute
   check_random(1000, 20, 150000, false, ways);
   check_random(5000, 60, 150000, true, ways);
   CHECK(ways.split > 5);
+}
+
+TEST_CASE("kernels compute in parts what they compute at once") {
+  FusedLaunch launch;
+  int in_parts = 0;
+  for (uint32_t seed = 0; seed < 1500; ++seed) {
+    INFO("seed " << seed);
+    std::mt19937 random(seed);
+    in_parts += check_parts(random_case(random, seed % 10 == 0 ? 20000 : 600, false), launch);
+  }
+  CHECK(in_parts > 100);
+}
+
+// x * (w + w) + b, of a w and a b for each column.
+TEST_CASE("what is the same in all rows is computed once") {
+  KernelBuilder b;
+  const uint16_t w = b.load(1, 4), twice = b.map(kAdd<float>, 4, {w, w});
+  b.store(3, b.map(kAdd<float>, 4, {b.map(kMultiply<float>, 4, {b.load(0, 4), twice}), b.load(2, 4)}));
+  for (const int64_t row : {5, 200, 700, 2048, 3000}) {
+    const int64_t rows = 37;
+    FusedSpace space = dense_space({rows, row}, 0, 4, 4);
+    for (const size_t operand : {1u, 2u}) space.operands[operand].strides[0] = 0;
+    FusedLaunch launch;
+    REQUIRE(prepare_fused(b.kernel, space, launch).ok());
+    const bool once = row <= 2048;
+    CHECK((launch.program.task.end - launch.program.task.begin >= 2) == once);
+    CHECK((part_entries(launch) == row) == once);
+    std::vector<float> x(rows * row), ws(row), bs(row), y(rows * row), parts(rows * row);
+    for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i % 31);
+    for (size_t i = 0; i < ws.size(); ++i) ws[i] = static_cast<float>(i % 7), bs[i] = static_cast<float>(i % 5);
+    void* operands[] = {x.data(), ws.data(), bs.data(), y.data()};
+    run_fused(launch, operands, nullptr);
+    size_t different = 0;
+    for (int64_t i = 0; i < rows * row; ++i) different += y[i] != x[i] * 2 * ws[i % row] + bs[i % row];
+    REQUIRE(different == 0);
+  }
 }
 
 // x, then the parts of a softmax along the rows.

@@ -1,0 +1,44 @@
+// A convolution of images with their channels last on the tile unit, without a matrix of patches.
+//
+// The images are packed once, with their padding, a row of tiles for each pixel. The pixels that
+// one point of the kernel meets are then rows of this, some rows further on, so that the sums over
+// all points are one product of shifted rows (TilePart::taps). With a stride, pixels are sorted by
+// their remainders first, and those that a point meets are neighbours again. Between the outputs of
+// a line and those of the next are some that nobody wants, which are not stored.
+//
+// Compared with patches (patches.h), pixels are copied, and floats are split into planes, once and
+// not once for each point of the kernel.
+//
+// Each thread keeps its packed pixels from call to call: about 800 KiB, or what two lines of an
+// image need; up to 8 MiB where threads share them.
+//
+// Thread safety: any thread; calls share nothing.
+
+#pragma once
+
+#include "backend/cpu/convolution/geometry.h"
+#include "backend/cpu/fused/follower.h"
+#include "backend/cpu/kernels/matvec.h"
+
+namespace hetero::backend {
+
+struct TileConvolution {
+  ConvolutionGeometry geometry;
+  Element element = Element::kFloat32;
+  const void* input = nullptr;   // [images, height, width, channels]
+  const void* packed = nullptr;  // as for a product of patches: pack_tile_weight()
+  const void* bias = nullptr;    // [outputs], or null
+  void* output = nullptr;        // [images, out_height, out_width, outputs]
+  Follower* follower = nullptr;  // of the output, or null; it may be finished
+};
+
+// Whether tiles of channels are whole, and fewer pixels are packed than patches have: a kernel that
+// reaches far needs many lines for each.
+bool fits_tiles(const ConvolutionGeometry& geometry, Element element);
+
+// False where the input has values that the unit cannot have (tile_gemm.h); the output is then
+// anything. REQUIRES: has_tiles_for(element), fits_tiles(); output does not overlap an
+// input.
+bool convolve_tiles(const TileConvolution& call);
+
+}  // namespace hetero::backend

@@ -1,0 +1,68 @@
+// Follower: a fused kernel that runs on parts of another kernel's result as they are made.
+//
+// What follows a product or a convolution, such as an activation or a sum, would read a result that
+// no cache holds any more. A kernel that is given a follower runs it on each block of rows that it
+// has made:
+//
+//   parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
+//     ...                                     // computes rows of `width` elements, at `rows`
+//     follower->run(begin * width, end * width, rows);
+//   });
+//   follower->finish();
+//
+// Where nobody else wants the result, the rows may be in memory of the kernel's own, and the result
+// never gets to where it would be.
+//
+// A kernel need not use its follower. It may also run it on parts and not finish it: all is done
+// again then.
+//
+// Thread safety: run() from several threads at once, on parts that do not overlap; the rest from
+// one thread.
+// Ownership: launch, operands and numbers outlive it.
+
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cpu/fused/launch.h"
+
+namespace hetero::backend {
+
+class Follower {
+ public:
+  // Whether the launch can follow a kernel whose result, dense and of `entries` elements, is this
+  // operand.
+  static bool can_follow(const FusedLaunch& launch, uint16_t operand, int64_t entries);
+
+  // As run_fused has them. `wanted`: the result's own memory must get its values, too.
+  Follower(const FusedLaunch& launch, void* const* operands, const Number* numbers, uint16_t operand, bool wanted)
+      : launch_(launch),
+        operands_(operands),
+        numbers_(numbers),
+        operand_(operand),
+        wanted_(wanted),
+        part_(part_entries(launch)) {}
+
+  bool wants_result() const { return wanted_; }
+  // Whether parts may begin and end at multiples of so many elements.
+  bool fits(int64_t elements) const { return elements % part_ == 0; }
+  // Elements [begin, end) of the result are at `elements`, in the order of its memory.
+  void run(int64_t begin, int64_t end, const void* elements) const;
+
+  // It has run on all of the result.
+  void finish() { finished_ = true; }
+  bool finished() const { return finished_; }
+
+ private:
+  static constexpr size_t kMostOperands = 32;
+
+  const FusedLaunch& launch_;
+  void* const* const operands_;
+  const Number* const numbers_;
+  const uint16_t operand_;
+  const bool wanted_;
+  const int64_t part_;
+  bool finished_ = false;
+};
+
+}  // namespace hetero::backend

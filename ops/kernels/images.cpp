@@ -1,0 +1,173 @@
+#include "ops/kernels/images.h"
+
+#include <ATen/ops/empty_strided.h>
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <optional>
+
+#include "backend/cpu/convolution/image_layout.h"
+#include "backend/cpu/convolution/max_pool.h"
+#include "ops/kernels/in_place.h"
+#include "ops/kernels/kernel.h"
+#include "ops/kernels/own_kernel.h"
+#include "ops/record/call.h"
+
+namespace hetero::ops {
+namespace {
+
+using graph::Window;
+
+const Window& window_of(const graph::Invocation& invocation, int operand) {
+  return (*invocation.windows)[invocation.operands[operand].window];
+}
+
+std::byte* address_of(const graph::Invocation& invocation, int operand) {
+  const Window& window = window_of(invocation, operand);
+  return static_cast<std::byte*>(invocation.data[operand]) + window.offset * graph::dtype_bytes(window.dtype);
+}
+
+// [images, channels, height, width], the channels of each pixel together, and the pixels dense.
+bool has_channels_last(const Window& window) {
+  if (window.rank != 4 || !window.dense || window.numel == 0) return false;
+  const auto sizes = window.sizes(), strides = window.strides();
+  int64_t stride = 1;
+  for (const size_t d : {size_t{1}, size_t{3}, size_t{2}, size_t{0}}) {
+    if (sizes[d] != 1 && strides[d] != stride) return false;
+    stride *= sizes[d];
+  }
+  return true;
+}
+
+// One or two numbers; nothing else.
+std::optional<std::array<int64_t, 2>> read_pair(Decoder& decoder) {
+  const Tag tag = decoder.next();
+  if (tag != Tag::kSizes && tag != Tag::kIntegers) return {};
+  const auto count = decoder.get<uint32_t>();
+  if (count > 2) return {};
+  std::array<int64_t, 2> pair{};
+  for (uint32_t i = 0; i < count; ++i) {
+    pair[i] = tag == Tag::kSizes ? decoder.get_size<int64_t>() : decoder.get<int64_t>();
+  }
+  if (count == 1) pair[1] = pair[0];
+  return pair;
+}
+
+bool read_max_pool(const graph::Invocation& invocation, backend::MaxPool& call) {
+  if (invocation.node->operand_count != 3 || invocation.operands[0].bits != 0) return false;
+  const Window &input = window_of(invocation, 0), &output = window_of(invocation, 1),
+               &places = window_of(invocation, 2);
+  const std::optional<backend::Element> element = element_of(input.dtype);
+  if (!element || !has_channels_last(input) || !has_channels_last(output) || !has_channels_last(places)) return false;
+  Decoder decoder(invocation.attributes, invocation.node->attribute_bytes);
+  if (decoder.next() != Tag::kTensor || decoder.operand() != 0) return false;
+  const auto kernel = read_pair(decoder), given_stride = read_pair(decoder), padding = read_pair(decoder),
+             dilation = read_pair(decoder);
+  if (!kernel || !given_stride || !padding || !dilation) return false;
+  const std::array<int64_t, 2>& stride = (*given_stride)[0] == 0 ? *kernel : *given_stride;
+  const auto sizes = input.sizes();
+  call.geometry = {.images = sizes[0],
+                   .channels = sizes[1],
+                   .height = sizes[2],
+                   .width = sizes[3],
+                   .outputs = sizes[1],
+                   .kernel_height = (*kernel)[0],
+                   .kernel_width = (*kernel)[1],
+                   .stride_y = stride[0],
+                   .stride_x = stride[1],
+                   .padding_y = (*padding)[0],
+                   .padding_x = (*padding)[1],
+                   .dilation_y = (*dilation)[0],
+                   .dilation_x = (*dilation)[1]};
+  call.out_height = output.sizes()[2];
+  call.out_width = output.sizes()[3];
+  call.element = *element;
+  return call.geometry.pixels() <= std::numeric_limits<int32_t>::max();
+}
+
+}  // namespace
+
+bool run_max_pool(const graph::Invocation& invocation) {
+  backend::MaxPool call;
+  if (!read_max_pool(invocation, call)) return false;
+  run_as_operator(OwnKernel::kMaxPool, invocation, [&] {
+    const Isolated isolated;
+    KernelTensors tensors(invocation);
+    std::array<at::Tensor, 2> made;
+    const auto result = [&](int operand) -> void* {
+      if (tensors.has_memory(operand)) return address_of(invocation, operand);
+      const Window& window = window_of(invocation, operand);
+      const auto rank = static_cast<size_t>(window.rank);
+      at::Tensor& tensor = made[static_cast<size_t>(operand - 1)];
+      tensor = at::empty_strided({window.sizes().data(), rank}, {window.strides().data(), rank},
+                                 at::TensorOptions(static_cast<at::ScalarType>(window.dtype)));
+      return tensor.mutable_data_ptr();
+    };
+    call.input = address_of(invocation, 0);
+    call.output = result(1);
+    call.places = static_cast<int64_t*>(result(2));
+    backend::max_pool(call);
+    for (int i = 0; i < 2; ++i) {
+      if (made[static_cast<size_t>(i)].defined()) tensors.deliver(i + 1, std::move(made[static_cast<size_t>(i)]));
+    }
+  });
+  return true;
+}
+
+bool run_copy(const graph::Invocation& invocation) {
+  if (invocation.node->operand_count != 2 || invocation.data[0] == nullptr) return false;
+  const Window &to = window_of(invocation, 0), &from = window_of(invocation, 1);
+  if (invocation.operands[0].bits != 0 || invocation.operands[1].bits != 0) return false;
+  if (invocation.operands[0].buffer == invocation.operands[1].buffer) return false;
+  const std::optional<backend::Element> element = element_of(to.dtype);
+  if (!element || static_cast<at::ScalarType>(from.dtype) != at::kFloat || !from.contiguous) return false;
+  if (!has_channels_last(to) || to.contiguous || !std::ranges::equal(from.sizes(), to.sizes())) return false;
+  run_as_operator(OwnKernel::kLayout, invocation, [&] {
+    const auto sizes = to.sizes();
+    backend::put_channels_last(reinterpret_cast<const float*>(address_of(invocation, 1)), sizes[0], sizes[1],
+                               sizes[2] * sizes[3], *element, address_of(invocation, 0));
+  });
+  return true;
+}
+
+bool run_concatenation(const graph::Invocation& invocation) {
+  if (grow_in_place(invocation)) return true;
+  constexpr int kMost = 64;
+  constexpr int64_t kFewestRows = 16;  // of fewer, each is long
+  const int result = invocation.node->operand_count - 1;
+  const Window& whole = window_of(invocation, result);
+  if (invocation.data[result] == nullptr || !whole.dense || whole.numel == 0 || result > kMost) return false;
+  const auto sizes = whole.sizes(), strides = whole.strides();
+  int along = -1;
+  std::array<backend::RowPiece, kMost> pieces;
+  size_t count = 0;
+  for (int i = 0; i < result; ++i) {
+    const Window& part = window_of(invocation, i);
+    if (part.numel == 0) continue;
+    if (part.rank != whole.rank || part.dtype != whole.dtype || !part.dense || invocation.operands[i].bits != 0) {
+      return false;
+    }
+    for (int d = 0; along < 0 && d < whole.rank; ++d) {
+      if (part.sizes()[d] != sizes[d]) along = d;
+    }
+    if (along < 0) return false;
+    // Within a row it lies as the result does, and rows follow one another in the same order.
+    const int64_t inner = strides[along], row = sizes[along] * inner, own_row = part.sizes()[along] * inner;
+    for (int d = 0; d < whole.rank; ++d) {
+      if (part.sizes()[d] == 1) continue;
+      const int64_t wanted = d == along || strides[d] < row ? strides[d] : strides[d] / row * own_row;
+      if (part.strides()[d] != wanted || (strides[d] >= row && strides[d] % row != 0)) return false;
+    }
+    pieces[count++] = {address_of(invocation, i), own_row * graph::dtype_bytes(whole.dtype)};
+  }
+  if (count < 2 || invocation.operands[result].bits != 0) return false;
+  const int64_t rows = whole.numel / (sizes[along] * strides[along]);
+  if (rows < kFewestRows) return false;
+  run_as_operator(OwnKernel::kConcatenation, invocation, [&] {
+    backend::concatenate_rows(std::span(pieces.data(), count), rows, address_of(invocation, result));
+  });
+  return true;
+}
+
+}  // namespace hetero::ops

@@ -1,0 +1,21 @@
+// Kernels of images with their channels last that replace PyTorch's: they have its bits.
+//
+// Thread safety: any thread.
+
+#pragma once
+
+#include "graph/ir/op.h"
+
+namespace hetero::ops {
+
+// Each returns false and does nothing where the stock kernel has to run.
+
+// max_pool2d_with_indices.
+bool run_max_pool(const graph::Invocation& invocation);
+// copy_, of row-major floats.
+bool run_copy(const graph::Invocation& invocation);
+// cat, along a dimension with many rows before it, such as the channels of images. It may grow in
+// place instead (in_place.h).
+bool run_concatenation(const graph::Invocation& invocation);
+
+}  // namespace hetero::ops

@@ -1,0 +1,155 @@
+// Maxima, layouts and concatenations of images against their definitions.
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "backend/cpu/convolution/image_layout.h"
+#include "backend/cpu/convolution/max_pool.h"
+#include "tests/backend/catch.h"
+#include "tests/backend/cpu/convolution/definition.h"
+
+namespace hetero::backend {
+namespace {
+
+using Geometry = ConvolutionGeometry;
+
+constexpr Element kElements[] = {Element::kFloat32, Element::kBfloat16, Element::kFloat16};
+
+std::vector<std::byte> stored(const std::vector<float>& values, Element element) {
+  std::vector<std::byte> bytes(values.size() * static_cast<size_t>(element_bytes(element)));
+  narrow(element, values.data(), static_cast<int64_t>(values.size()), bytes.data());
+  return bytes;
+}
+std::vector<float> widened(const std::vector<std::byte>& bytes, Element element) {
+  std::vector<float> values(bytes.size() / static_cast<size_t>(element_bytes(element)));
+  widen(element, bytes.data(), static_cast<int64_t>(values.size()), values.data());
+  return values;
+}
+
+void check(const Geometry& g, const std::vector<float>& numbers) {
+  for (const Element element : kElements) {
+    const std::vector<std::byte> input = stored(numbers, element);
+    const std::vector<float> values = widened(input, element);
+    for (const InstructionSet set : {InstructionSet::kPortable, InstructionSet::kAvx2, InstructionSet::kAvx512}) {
+      if (set > instruction_set()) continue;
+      INFO(text(g) << " element " << static_cast<int>(element) << " set " << static_cast<int>(set));
+      const int64_t count = g.images * g.positions() * g.channels;
+      std::vector<std::byte> output(static_cast<size_t>(count * element_bytes(element)));
+      std::vector<int64_t> places(static_cast<size_t>(count), -1);
+      max_pool({.geometry = g,
+                .out_height = g.out_height(),
+                .out_width = g.out_width(),
+                .element = element,
+                .input = input.data(),
+                .output = output.data(),
+                .places = places.data()},
+               set);
+      const std::vector<float> largest = widened(output, element);
+      size_t different = 0;
+      for (int64_t i = 0; i < count; ++i) {
+        const int64_t position = i / g.channels, channel = i % g.channels;
+        float best = 0;
+        int64_t place = -1;
+        for (int64_t point = 0; point < g.kernel(); ++point) {
+          const int64_t pixel = pixel_at(g, position, point);
+          if (pixel < 0) continue;
+          const float value = values[static_cast<size_t>(pixel * g.channels + channel)];
+          if (place >= 0 && !(value > best || std::isnan(value))) continue;
+          best = value;
+          place = pixel % g.pixels();
+        }
+        const auto at = static_cast<size_t>(i);
+        const bool same = std::isnan(best) ? std::isnan(largest[at]) : largest[at] == best;
+        different += !same || places[at] != place;
+      }
+      REQUIRE(different == 0);
+    }
+  }
+}
+
+TEST_CASE("maxima of every geometry") {
+  for (const int64_t kernel : {1, 2, 3}) {
+    for (const int64_t stride : {1, 2, 3}) {
+      for (const int64_t dilation : {1, 2}) {
+        for (const int64_t channels : {1, 3, 64, 150}) {
+          const Geometry g{.images = 2,
+                           .channels = channels,
+                           .height = 9,
+                           .width = 11,
+                           .outputs = channels,
+                           .kernel_height = kernel,
+                           .kernel_width = kernel,
+                           .stride_y = stride,
+                           .stride_x = stride,
+                           .padding_y = kernel / 2,
+                           .padding_x = kernel / 2,
+                           .dilation_y = dilation,
+                           .dilation_x = dilation};
+          check(g, numbers(g.images * g.pixels() * channels, 1));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("maxima of equal values, infinite ones, and those that are no number") {
+  const Geometry g{.channels = 20, .height = 12, .width = 12, .outputs = 20, .kernel_height = 3, .kernel_width = 3};
+  constexpr float kInfinite = std::numeric_limits<float>::infinity();
+  const float values[] = {0, -0.0f, 1, 1, -1, kInfinite, -kInfinite, std::nanf(""), 6e-8f, -6e-8f, 65504};
+  std::vector<float> input(static_cast<size_t>(g.pixels() * g.channels));
+  std::mt19937 random(1);
+  for (float& value : input) value = values[random() % std::size(values)];
+  check(g, input);
+  check(g, std::vector<float>(input.size(), -kInfinite));
+}
+
+TEST_CASE("images whose channels are put last") {
+  for (const int64_t channels : {1, 2, 3, 4, 5, 64}) {
+    for (const int64_t pixels : {1, 7, 5000}) {
+      const int64_t images = 2, count = images * channels * pixels;
+      const std::vector<float> from = numbers(count, 4);
+      for (const Element element : kElements) {
+        std::vector<float> expected(from.size());
+        for (int64_t i = 0; i < count; ++i) {
+          const int64_t image = i / (channels * pixels), channel = i / pixels % channels, pixel = i % pixels;
+          expected[static_cast<size_t>((image * pixels + pixel) * channels + channel)] = from[static_cast<size_t>(i)];
+        }
+        std::vector<std::byte> to(static_cast<size_t>(count * element_bytes(element)));
+        put_channels_last(from.data(), images, channels, pixels, element, to.data());
+        const bool same = to == stored(expected, element);
+        REQUIRE(same);
+      }
+    }
+  }
+}
+
+TEST_CASE("concatenations of rows") {
+  const int64_t rows = 1000;
+  const int64_t widths[] = {1, 64, 7, 300};
+  std::vector<std::vector<std::byte>> parts;
+  std::vector<RowPiece> pieces;
+  int64_t width = 0;
+  for (const int64_t bytes : widths) {
+    std::vector<std::byte>& part = parts.emplace_back(static_cast<size_t>(rows * bytes));
+    for (size_t i = 0; i < part.size(); ++i) part[i] = static_cast<std::byte>(i * 7 + static_cast<size_t>(bytes));
+    width += bytes;
+  }
+  for (size_t i = 0; i < parts.size(); ++i) pieces.push_back({parts[i].data(), widths[i]});
+  std::vector<std::byte> to(static_cast<size_t>(rows * width));
+  concatenate_rows(pieces, rows, to.data());
+  size_t different = 0;
+  for (int64_t row = 0; row < rows; ++row) {
+    int64_t at = row * width;
+    for (size_t i = 0; i < parts.size(); ++i) {
+      different += std::memcmp(to.data() + at, parts[i].data() + row * widths[i], static_cast<size_t>(widths[i])) != 0;
+      at += widths[i];
+    }
+  }
+  REQUIRE(different == 0);
+}
+
+}  // namespace
+}  // namespace hetero::backend

@@ -1,0 +1,204 @@
+// Convolutions on the tile unit against the definition in double.
+
+#include "backend/cpu/convolution/tile_convolution.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "backend/base/parallel.h"
+#include "backend/cpu/kernels/tile_gemm.h"
+#include "backend/cpu/vector/half.h"
+#include "tests/backend/catch.h"
+#include "tests/backend/cpu/convolution/definition.h"
+#include "tests/backend/cpu/convolution/follower.h"
+
+namespace hetero::backend {
+namespace {
+
+using Geometry = ConvolutionGeometry;
+
+// Values as the element has them.
+std::vector<float> rounded(std::vector<float> values, Element element) {
+  if (element == Element::kFloat32) return values;
+  for (float& value : values) value = bfloat16_to_float(float_to_bfloat16(value));
+  return values;
+}
+
+std::vector<std::byte> stored(const std::vector<float>& values, Element element) {
+  std::vector<std::byte> bytes(values.size() * static_cast<size_t>(element_bytes(element)));
+  narrow(element, values.data(), static_cast<int64_t>(values.size()), bytes.data());
+  return bytes;
+}
+
+// The weight [outputs, kernel, channels] for the unit.
+class Packed {
+ public:
+  Packed(const Geometry& g, Element element, const void* weight) {
+    const int64_t k = g.kernel() * g.channels;
+    memory_.reset(std::aligned_alloc(64, static_cast<size_t>(tile_weight_bytes(element, g.outputs, k))));
+    REQUIRE(pack_tile_weight({.element = element, .n = g.outputs, .k = k, .w = weight, .w_stride = k}, memory_.get()));
+  }
+  const void* data() const { return memory_.get(); }
+
+ private:
+  struct Free {
+    void operator()(void* memory) const { std::free(memory); }
+  };
+  std::unique_ptr<void, Free> memory_;
+};
+
+void check(const Geometry& g, Element element) {
+  INFO(text(g) << " element " << static_cast<int>(element));
+  const int64_t k = g.kernel() * g.channels, m = g.images * g.positions();
+  const std::vector<float> input = rounded(numbers(g.images * g.pixels() * g.channels, 1), element);
+  const std::vector<float> weight = rounded(numbers(g.outputs * k, 2), element);
+  const std::vector<float> bias = rounded(numbers(g.outputs, 3), element);
+  const std::vector<std::byte> x = stored(input, element), w = stored(weight, element), b = stored(bias, element);
+  std::vector<std::byte> y = stored(unset(m * g.outputs), element);
+  const Packed packed(g, element, w.data());
+  REQUIRE(convolve_tiles({.geometry = g,
+                          .element = element,
+                          .input = x.data(),
+                          .packed = packed.data(),
+                          .bias = b.data(),
+                          .output = y.data()}));
+  std::vector<float> output(static_cast<size_t>(m * g.outputs));
+  widen(element, y.data(), m * g.outputs, output.data());
+  const double most = element == Element::kFloat32 ? 1e-4 : 0.05;
+  size_t different = 0;
+  for (int64_t row = 0; row < m; ++row) {
+    for (int64_t n = 0; n < g.outputs; ++n) {
+      double sum = bias[static_cast<size_t>(n)];
+      for (int64_t point = 0; point < g.kernel(); ++point) {
+        const int64_t pixel = pixel_at(g, row, point);
+        for (int64_t c = 0; c < g.channels && pixel >= 0; ++c) {
+          sum += double{input[static_cast<size_t>(pixel * g.channels + c)]} *
+                 weight[static_cast<size_t>(n * k + point * g.channels + c)];
+        }
+      }
+      const double found = output[static_cast<size_t>(row * g.outputs + n)];
+      different += !(std::abs(found - sum) <= most * std::max(1.0, std::abs(sum)));
+    }
+  }
+  REQUIRE(different == 0);
+}
+
+void check(const Geometry& g) {
+  for (const Element element : {Element::kFloat32, Element::kBfloat16}) check(g, element);
+}
+
+TEST_CASE("convolutions on tiles, of every geometry") {
+  if (!has_tiles()) return;
+  for (const int64_t threads : {1, 3}) {
+    const Threads pool(threads);
+    for (const int64_t side : {1, 5, 18}) {
+      for (const int64_t kernel : {1, 2, 3}) {
+        for (const int64_t stride : {1, 2, 3}) {
+          for (const int64_t padding : {0, 1, 4}) {
+            for (const int64_t dilation : {1, 2, 3}) {
+              if (side + 2 * padding <= dilation * kernel) continue;
+              check({.images = 2,
+                     .channels = 32,
+                     .height = side,
+                     .width = side + 1,
+                     .outputs = 35,
+                     .kernel_height = kernel,
+                     .kernel_width = kernel + 1,
+                     .stride_y = stride,
+                     .stride_x = std::max<int64_t>(1, stride - 1),
+                     .padding_y = padding,
+                     .padding_x = padding,
+                     .dilation_y = dilation,
+                     .dilation_x = dilation});
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("convolutions on tiles, of signals and of blocks of lines") {
+  if (!has_tiles()) return;
+  const Threads pool(2);
+  check(
+      {.images = 2, .channels = 64, .width = 300, .outputs = 64, .kernel_width = 3, .padding_x = 16, .dilation_x = 8});
+  // Lines for several blocks.
+  check({.images = 1,
+         .channels = 96,
+         .height = 60,
+         .width = 90,
+         .outputs = 32,
+         .kernel_height = 3,
+         .kernel_width = 3,
+         .padding_y = 1,
+         .padding_x = 1});
+  // Few outputs, which threads share by panels.
+  check({.images = 1,
+         .channels = 256,
+         .height = 4,
+         .width = 4,
+         .outputs = 160,
+         .kernel_height = 3,
+         .kernel_width = 3,
+         .padding_y = 1,
+         .padding_x = 1});
+}
+
+TEST_CASE("kernels that reach far do not fit tiles") {
+  if (!has_tiles()) return;
+  const Geometry signal{.channels = 64, .width = 1024, .outputs = 64, .kernel_width = 3, .padding_x = 2048};
+  for (const int64_t dilation : {1, 128, 2048}) {
+    Geometry g = signal;
+    g.dilation_x = dilation;
+    INFO(text(g));
+    CHECK(fits_tiles(g, Element::kFloat32) == (dilation < 2048));
+  }
+  CHECK(!fits_tiles({.channels = 48, .height = 9, .width = 9}, Element::kBfloat16));
+}
+
+TEST_CASE("convolutions on tiles refuse what planes cannot have") {
+  if (!has_tiles()) return;
+  const Geometry g{.channels = 32, .height = 12, .width = 20, .outputs = 32, .kernel_height = 3, .kernel_width = 3};
+  const int64_t k = g.kernel() * g.channels;
+  std::vector<float> input = numbers(g.pixels() * g.channels, 1), output = unset(g.positions() * g.outputs);
+  const std::vector<float> weight = numbers(g.outputs * k, 2);
+  const Packed packed(g, Element::kFloat32, weight.data());
+  const TileConvolution call{.geometry = g, .input = input.data(), .packed = packed.data(), .output = output.data()};
+  REQUIRE(convolve_tiles(call));
+  for (const float value : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN(), 1e30f}) {
+    input[500] = value;
+    REQUIRE(!convolve_tiles(call));
+  }
+}
+
+TEST_CASE("convolutions on tiles with a follower") {
+  if (!has_tiles()) return;
+  for (const int64_t threads : {1, 3}) {
+    const Threads pool(threads);
+    for (const Geometry& g :
+         {Geometry{.images = 2,
+         .channels = 32,
+         .height = 30,
+         .width = 20,
+         .outputs = 40,
+         .kernel_height = 3,
+         .kernel_width = 3,
+         .padding_y = 1},
+          Geometry{.channels = 64, .width = 500, .outputs = 64, .kernel_width = 3, .padding_x = 8, .dilation_x = 8}}) {
+      const int64_t k = g.kernel() * g.channels;
+      const std::vector<float> input = numbers(g.images * g.pixels() * g.channels, 1), w = numbers(g.outputs * k, 2);
+      const Packed packed(g, Element::kFloat32, w.data());
+      check_follower(g, [&](float* output, Follower* follower) {
+        REQUIRE(convolve_tiles(
+            {.geometry = g, .input = input.data(), .packed = packed.data(), .output = output, .follower = follower}));
+      });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace hetero::backend
