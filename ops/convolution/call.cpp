@@ -242,6 +242,16 @@ bool recognize_convolution(const graph::Invocation& invocation, bool with_norm, 
       call.ours = ConvolutionImplementation::kDepthwise;
     }
   }
+  if (call.settings.transposed && !with_norm && input.rank <= 4) {
+    const ConvolutionSettings& s = call.settings;
+    const auto all = [](const Numbers3& numbers, int64_t value) {
+      return std::ranges::all_of(numbers, [=](int64_t one) { return one == value; });
+    };
+    const std::span<const int64_t> kernel = weight.sizes().subspan(2);
+    call.spreads = s.groups == 1 && std::ranges::equal(kernel, s.stride) && all(s.padding, 0) && all(s.dilation, 1) &&
+                   all(s.output_padding, 0) && is_by_pixels(input) && is_by_pixels(output);
+    call.has_patches = call.spreads;
+  }
   call.shape.work = call.settings.transposed ? ConvolutionWork::kTransposed
                     : call.bias >= 0         ? ConvolutionWork::kForwardWithBias
                                              : ConvolutionWork::kForward;

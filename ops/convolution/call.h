@@ -38,6 +38,8 @@ struct ConvolutionCall {
   ConvolutionImplementation ours = ConvolutionImplementation::kStock;
   bool has_patches = false;  // backend/cpu/convolution/patches.h
   bool is_product = false;   // of the pixels, with the channels of each together, by the weight
+  // Transposed, where each pixel makes a patch of its own (patches.h: spread_pixels).
+  bool spreads = false;
   int input = -1, weight = -1, bias = -1, grad_output = -1;
   int output = -1, grad_input = -1, grad_weight = -1, grad_bias = -1;
 

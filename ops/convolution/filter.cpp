@@ -2,17 +2,21 @@
 
 #include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/isfinite.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <utility>
+#include <vector>
 
 #include "backend/cpu/convolution/depthwise.h"
 #include "backend/cpu/convolution/image_layout.h"
 #include "backend/cpu/convolution/patches.h"
 #include "backend/cpu/convolution/tile_convolution.h"
+#include "backend/cpu/vector/scratch.h"
 #include "ops/kernels/blas.h"
 #include "ops/kernels/packed_product.h"
 #include "ops/memory/offered_memory.h"
@@ -137,6 +141,16 @@ LinearImplementation product_by(Implementation implementation) {
 // Of all patches by the weight, which is [outputs, kernel * channels].
 backend::Matvec product_of(const ConvolutionCall& call) {
   const backend::ConvolutionGeometry& geometry = call.shape.geometry;
+  if (call.spreads) {  // of a line of pixels by a row of the kernel
+    const int64_t n = geometry.kernel_width * geometry.outputs;
+    return {.element = call.shape.element,
+            .m = geometry.width - geometry.kernel_width + 1,
+            .n = n,
+            .k = geometry.channels,
+            .x_stride = geometry.channels,
+            .w_stride = geometry.channels,
+            .y_stride = n};
+  }
   const int64_t k = geometry.kernel() * geometry.channels;
   return {.element = call.shape.element,
           .m = geometry.images * geometry.positions(),
@@ -150,7 +164,8 @@ backend::Matvec product_of(const ConvolutionCall& call) {
 at::Tensor convolve_by_patches(Implementation implementation, const ConvolutionCall& call, const at::Tensor& filter,
                                const at::Tensor& input, const std::optional<at::Tensor>& bias, const at::Tensor& output,
                                backend::Follower* follower) {
-  if (implementation == Implementation::kTiles && backend::fits_tiles(call.shape.geometry, call.shape.element)) {
+  if (implementation == Implementation::kTiles && !call.spreads &&
+      backend::fits_tiles(call.shape.geometry, call.shape.element)) {
     const bool reachable = backend::convolve_tiles({.geometry = call.shape.geometry,
                                                     .element = call.shape.element,
                                                     .input = input.const_data_ptr(),
@@ -169,11 +184,45 @@ at::Tensor convolve_by_patches(Implementation implementation, const ConvolutionC
   const auto multiply = [&](const backend::Matvec& part) {
     multiply_packed(product_by(implementation), part, give_up);
   };
-  const bool followed =
-      backend::convolve_patches(call.shape.geometry, input.const_data_ptr(), product, multiply, follower);
+  const backend::ConvolutionGeometry& geometry = call.shape.geometry;
+  bool followed = false;
+  if (call.spreads) {
+    static thread_local backend::Scratch memory;
+    if (bias) {
+      std::byte* const repeated = memory.get(geometry.kernel_width * static_cast<int64_t>(bias->nbytes()));
+      for (int64_t i = 0; i < geometry.kernel_width; ++i) {
+        std::memcpy(repeated + i * static_cast<int64_t>(bias->nbytes()), bias->const_data_ptr(), bias->nbytes());
+      }
+      product.bias = repeated;
+    }
+    followed = backend::spread_pixels({.images = geometry.images,
+                                       .height = geometry.height - geometry.kernel_height + 1,
+                                       .width = product.m,
+                                       .kernel_height = geometry.kernel_height,
+                                       .row_bytes = filter.numel() / geometry.kernel_height},
+                                      input.const_data_ptr(), product, multiply, follower);
+  } else {
+    followed = backend::convolve_patches(geometry, input.const_data_ptr(), product, multiply, follower);
+  }
   if (!reachable) return at::Tensor();
   if (followed) follower->finish();
   return output;
+}
+
+// The weight [channels, outputs, (kernel_height,) kernel_width] as products by its rows need it.
+PackedWeights::Made filter_of_rows(Implementation implementation, const ConvolutionCall& call,
+                                   const at::Tensor& weight) {
+  const at::Tensor kernel = weight.dim() == 3 ? weight.unsqueeze(2) : weight;
+  const at::Tensor rows = kernel.permute({2, 3, 1, 0}).contiguous();
+  backend::Matvec product = product_of(call);
+  std::vector<at::Tensor> made;
+  for (int64_t row = 0; row < rows.size(0); ++row) {
+    const at::Tensor of_row = rows[row];
+    product.w = of_row.const_data_ptr();
+    made.push_back(packed_weight(product_by(implementation), product).packed);
+    if (!made.back().defined()) return {{}, 0};
+  }
+  return {at::cat(made), filter_space(implementation, call)};
 }
 
 }  // namespace
@@ -200,7 +249,8 @@ bool has_packed_convolutions() { return one_dnn().is_there(at::kFloat, false); }
 int64_t filter_space(Implementation implementation, const ConvolutionCall& call) {
   const backend::ConvolutionGeometry& geometry = call.shape.geometry;
   if (implementation != Implementation::kPacked && implementation != Implementation::kDepthwise) {
-    return packed_space(product_by(implementation), product_of(call));
+    const int64_t rows = call.spreads ? geometry.kernel_height : 1;
+    return rows * packed_space(product_by(implementation), product_of(call));
   }
   const int64_t of_group = (call.settings.transposed ? geometry.outputs : geometry.channels) / call.settings.groups;
   const int64_t filters = call.settings.transposed ? geometry.channels : geometry.outputs;
@@ -227,6 +277,7 @@ PackedWeights::Made make_filter(Implementation implementation, const Convolution
       // What is outside the image is 0 times the weight in such a product, and is left out by
       // others.
       if (!is_finite(weight)) return {{}, 0};
+      if (call.spreads) return filter_of_rows(implementation, call, weight);
       const at::Tensor rows = weight.movedim(1, -1).contiguous();
       backend::Matvec product = product_of(call);
       product.w = rows.const_data_ptr();

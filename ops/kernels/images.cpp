@@ -9,6 +9,7 @@
 
 #include "backend/cpu/convolution/image_layout.h"
 #include "backend/cpu/convolution/max_pool.h"
+#include "backend/cpu/convolution/pixel_mean.h"
 #include "ops/kernels/in_place.h"
 #include "ops/kernels/kernel.h"
 #include "ops/kernels/own_kernel.h"
@@ -115,6 +116,31 @@ bool run_max_pool(const graph::Invocation& invocation) {
   return true;
 }
 
+bool run_pixel_mean(const graph::Invocation& invocation) {
+  if (invocation.node->operand_count != 2 || invocation.data[1] == nullptr || !last_bits_may_vary()) return false;
+  const Window &images = window_of(invocation, 0), &means = window_of(invocation, 1);
+  if (invocation.operands[0].bits != 0 || images.dtype != means.dtype || !has_channels_last(images)) return false;
+  const std::optional<backend::Element> element = element_of(images.dtype);
+  const int64_t count = images.sizes()[0], channels = images.sizes()[1];
+  if (!element || channels == 1 || means.rank < 2 || means.strides()[1] != 1) return false;
+  if (means.sizes()[1] != channels || (count > 1 && means.strides()[0] != channels)) return false;
+  Decoder decoder(invocation.attributes, invocation.node->attribute_bytes);
+  if (decoder.next() != Tag::kTensor || decoder.operand() != 0) return false;
+  const Tag tag = decoder.next();
+  if ((tag != Tag::kSizes && tag != Tag::kIntegers) || decoder.get<uint32_t>() != 2) return false;
+  uint64_t dimensions = 0;
+  for (int i = 0; i < 2; ++i) {
+    const int64_t d = tag == Tag::kSizes ? decoder.get_size<int64_t>() : decoder.get<int64_t>();
+    dimensions |= uint64_t{1} << ((d + 4) % 4);
+  }
+  if (dimensions != 0b1100) return false;
+  run_as_operator(OwnKernel::kPixelMean, invocation, [&] {
+    backend::pixel_means(*element, address_of(invocation, 0), count, images.numel / (count * channels), channels,
+                         address_of(invocation, 1));
+  });
+  return true;
+}
+
 bool run_copy(const graph::Invocation& invocation) {
   if (invocation.node->operand_count != 2 || invocation.data[0] == nullptr) return false;
   const Window &to = window_of(invocation, 0), &from = window_of(invocation, 1);
@@ -138,31 +164,24 @@ bool run_concatenation(const graph::Invocation& invocation) {
   const int result = invocation.node->operand_count - 1;
   const Window& whole = window_of(invocation, result);
   if (invocation.data[result] == nullptr || !whole.dense || whole.numel == 0 || result > kMost) return false;
-  const auto sizes = whole.sizes(), strides = whole.strides();
+  const auto sizes = whole.sizes();
   int along = -1;
   std::array<backend::RowPiece, kMost> pieces;
   size_t count = 0;
   for (int i = 0; i < result; ++i) {
     const Window& part = window_of(invocation, i);
     if (part.numel == 0) continue;
-    if (part.rank != whole.rank || part.dtype != whole.dtype || !part.dense || invocation.operands[i].bits != 0) {
-      return false;
-    }
+    if (part.rank != whole.rank || part.dtype != whole.dtype || invocation.operands[i].bits != 0) return false;
     for (int d = 0; along < 0 && d < whole.rank; ++d) {
       if (part.sizes()[d] != sizes[d]) along = d;
     }
     if (along < 0) return false;
-    // Within a row it lies as the result does, and rows follow one another in the same order.
-    const int64_t inner = strides[along], row = sizes[along] * inner, own_row = part.sizes()[along] * inner;
-    for (int d = 0; d < whole.rank; ++d) {
-      if (part.sizes()[d] == 1) continue;
-      const int64_t wanted = d == along || strides[d] < row ? strides[d] : strides[d] / row * own_row;
-      if (part.strides()[d] != wanted || (strides[d] >= row && strides[d] % row != 0)) return false;
-    }
-    pieces[count++] = {address_of(invocation, i), own_row * graph::dtype_bytes(whole.dtype)};
+    const std::optional<int64_t> row = row_of(part, whole, along);
+    if (!row) return false;
+    pieces[count++] = {address_of(invocation, i), *row * graph::dtype_bytes(whole.dtype)};
   }
   if (count < 2 || invocation.operands[result].bits != 0) return false;
-  const int64_t rows = whole.numel / (sizes[along] * strides[along]);
+  const int64_t rows = whole.numel / (sizes[along] * whole.strides()[along]);
   if (rows < kFewestRows) return false;
   run_as_operator(OwnKernel::kConcatenation, invocation, [&] {
     backend::concatenate_rows(std::span(pieces.data(), count), rows, address_of(invocation, result));

@@ -1,4 +1,5 @@
-// Kernels of images with their channels last that replace PyTorch's: they have its bits.
+// Kernels of images with their channels last that replace PyTorch's. They have its bits, save for
+// sums.
 //
 // Thread safety: any thread.
 
@@ -12,6 +13,8 @@ namespace hetero::ops {
 
 // max_pool2d_with_indices.
 bool run_max_pool(const graph::Invocation& invocation);
+// mean, over the pixels.
+bool run_pixel_mean(const graph::Invocation& invocation);
 // copy_, of row-major floats.
 bool run_copy(const graph::Invocation& invocation);
 // cat, along a dimension with many rows before it, such as the channels of images. It may grow in

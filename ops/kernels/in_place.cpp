@@ -3,7 +3,9 @@
 #include <c10/util/SmallVector.h>
 
 #include <algorithm>
+#include <cmath>
 
+#include "backend/cpu/convolution/image_layout.h"
 #include "ops/kernels/kernel.h"
 #include "ops/kernels/own_kernel.h"
 #include "ops/record/call.h"
@@ -31,6 +33,52 @@ bool grow_in_place(const graph::Invocation& invocation) {
   return true;
 }
 
+std::optional<int64_t> row_of(const graph::Window& part, const graph::Window& whole, int along) {
+  if (!part.dense || !whole.dense) return {};
+  const auto sizes = whole.sizes(), strides = whole.strides();
+  const int64_t inner = strides[along], row = sizes[along] * inner, own_row = part.sizes()[along] * inner;
+  for (int d = 0; d < whole.rank; ++d) {
+    if (part.sizes()[d] == 1) continue;
+    const bool within = d == along || strides[d] < row;
+    if (!within && strides[d] % row != 0) return {};
+    if (part.strides()[d] != (within ? strides[d] : strides[d] / row * own_row)) return {};
+  }
+  return own_row;
+}
+
+namespace {
+
+// By zeros, of which a few calls of the C library are faster than views and copies. False where
+// rows of the result are not rows of what is padded.
+bool pad_rows(const graph::Invocation& invocation, at::IntArrayRef pads) {
+  constexpr int64_t kMostBytes = 1 << 20;  // of few rows; more are worth several threads
+  constexpr int64_t kFewRows = 16;
+  const graph::Window& from = (*invocation.windows)[invocation.operands[0].window];
+  const graph::Window& to = (*invocation.windows)[invocation.operands[1].window];
+  if (invocation.operands[0].bits != 0 || invocation.operands[1].bits != 0 || from.numel == 0) return false;
+  int along = -1;
+  for (size_t i = 0; i + 1 < pads.size(); i += 2) {
+    if (pads[i] < 0 || pads[i + 1] < 0) return false;
+    if (pads[i] == 0 && pads[i + 1] == 0) continue;
+    if (along >= 0) return false;
+    along = to.rank - 1 - static_cast<int>(i / 2);
+  }
+  const std::optional<int64_t> row = along < 0 ? std::nullopt : row_of(from, to, along);
+  if (!row) return false;
+  const int64_t item = graph::dtype_bytes(to.dtype), inner = to.strides()[along] * item;
+  const size_t first = 2 * static_cast<size_t>(to.rank - 1 - along);
+  const int64_t rows = to.numel * item / (to.sizes()[along] * inner);
+  if (rows < kFewRows && to.numel * item > kMostBytes) return false;
+  const backend::RowPiece pieces[] = {
+      {nullptr, pads[first] * inner},
+      {static_cast<const std::byte*>(invocation.data[0]) + from.offset * item, *row * item},
+      {nullptr, pads[first + 1] * inner}};
+  backend::concatenate_rows(pieces, rows, static_cast<std::byte*>(invocation.data[1]) + to.offset * item);
+  return true;
+}
+
+}  // namespace
+
 bool pad_in_place(const graph::Invocation& invocation) {
   const graph::Node& node = *invocation.node;
   const int result = node.operand_count - 1;
@@ -48,6 +96,8 @@ bool pad_in_place(const graph::Invocation& invocation) {
   if (tag != Tag::kScalar && tag != Tag::kShapeScalar) return false;
   const at::Scalar value = decoder.scalar(tag);
   run_as_operator(OwnKernel::kPad, invocation, [&] {
+    const bool negative = value.isFloatingPoint() && std::signbit(value.toDouble());
+    if (!negative && value.equal(0) && pad_rows(invocation, pads)) return;
     const Isolated isolated;
     KernelTensors tensors(invocation);
     at::Tensor from = tensors.operand(0), to = tensors.operand(result);

@@ -67,6 +67,7 @@ const char* to_string(SyncReason reason);
   X(kGrowth, "concatenations that grew in place")                 \
   X(kPad, "padding in place")                                     \
   X(kMaxPool, "maxima of pixels")                                 \
+  X(kPixelMean, "means over pixels")                              \
   X(kLayout, "images whose channels were put last")               \
   X(kConcatenation, "concatenations of rows")
 

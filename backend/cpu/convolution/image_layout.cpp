@@ -42,7 +42,11 @@ void concatenate_rows(std::span<const RowPiece> pieces, int64_t rows, std::byte*
     std::byte* there = to + begin * row_bytes;
     for (int64_t row = begin; row < end; ++row) {
       for (const RowPiece& piece : pieces) {
-        std::memcpy(there, piece.from + row * piece.bytes, static_cast<size_t>(piece.bytes));
+        if (piece.from == nullptr) {
+          std::memset(there, 0, static_cast<size_t>(piece.bytes));
+        } else {
+          std::memcpy(there, piece.from + row * piece.bytes, static_cast<size_t>(piece.bytes));
+        }
         there += piece.bytes;
       }
     }

@@ -17,7 +17,7 @@ void put_channels_last(const float* from, int64_t images, int64_t channels, int6
 
 // A part of what is concatenated: `bytes` of each row of the result.
 struct RowPiece {
-  const std::byte* from;
+  const std::byte* from;  // null for zeros
   int64_t bytes;
 };
 // Rows of the result have a piece of each, one behind the other.

@@ -4,21 +4,12 @@
 
 #include "backend/base/parallel.h"
 #include "backend/base/rounding.h"
-#include "backend/cpu/convolution/max_pool_kernel.h"
+#include "backend/cpu/convolution/image_kernels.h"
 
 namespace hetero::backend {
 namespace {
 
 constexpr int64_t kComparisonsPerThread = 64 << 10;
-
-const PoolKernels& kernels_of(InstructionSet set) {
-#if defined(__x86_64__)
-  if (set == InstructionSet::kAvx512) return max_pool_avx512();
-  if (set == InstructionSet::kAvx2) return max_pool_avx2();
-#endif
-  (void)set;
-  return kPoolKernels;
-}
 
 // The first pixel at or behind `start`, by steps, that is in the image.
 int64_t first_within(int64_t start, int64_t step) { return start < 0 ? start + divide_up(-start, step) * step : start; }
@@ -27,7 +18,7 @@ int64_t first_within(int64_t start, int64_t step) { return start < 0 ? start + d
 
 void max_pool(const MaxPool& call, InstructionSet set) {
   const ConvolutionGeometry& g = call.geometry;
-  const auto kernel = kernels_of(set)[static_cast<size_t>(call.element)];
+  const auto kernel = image_kernels(set).largest[static_cast<size_t>(call.element)];
   const int64_t pixel = g.channels * element_bytes(call.element);
   const int64_t grain = std::max<int64_t>(1, kComparisonsPerThread / (g.channels * g.kernel()));
   const int64_t positions = call.out_height * call.out_width;

@@ -133,6 +133,33 @@ bool convolve_patches(const ConvolutionGeometry& g, const void* input, const Mat
   return follower != nullptr;
 }
 
+bool spread_pixels(const PixelSpread& spread, const void* input, const Matvec& call,
+                   FunctionRef<void(const Matvec&)> multiply, const Follower* follower) {
+  const int64_t item = element_bytes(call.element), line = spread.width * call.n;  // of the output
+  if (follower != nullptr && !follower->fits(line)) follower = nullptr;
+  parallel_for(0, spread.images * spread.height, 1, [&](int64_t begin, int64_t end) {
+    static thread_local Scratch memory;
+    const bool elsewhere = follower != nullptr && !follower->wants_result();
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t first = i * spread.kernel_height * line;
+      std::byte* const y =
+          elsewhere ? memory.get(spread.kernel_height * line * item) : static_cast<std::byte*>(call.y) + first * item;
+      for (int64_t row = 0; row < spread.kernel_height; ++row) {
+        Matvec part = call;
+        part.m = spread.width;
+        part.x = static_cast<const std::byte*>(input) + i * spread.width * call.k * item;
+        part.x_stride = call.k;
+        part.packed = static_cast<const std::byte*>(call.packed) + row * spread.row_bytes;
+        part.y = y + row * line * item;
+        part.y_stride = call.n;
+        multiply(part);
+      }
+      if (follower != nullptr) follower->run(first, first + spread.kernel_height * line, y);
+    }
+  });
+  return follower != nullptr;
+}
+
 bool multiply_followed(const Matvec& call, FunctionRef<void(const Matvec&)> multiply, const Follower& follower) {
   if (call.x_columns || call.y_stride != call.n || !follower.fits(call.n)) return false;
   const int64_t item = element_bytes(call.element), row_bytes = call.x_stride * item;

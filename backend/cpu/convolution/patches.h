@@ -33,6 +33,21 @@ void gather_patches(const ConvolutionGeometry& geometry, int64_t element_bytes, 
 bool convolve_patches(const ConvolutionGeometry& geometry, const void* input, const Matvec& call,
                       FunctionRef<void(const Matvec&)> multiply, const Follower* follower = nullptr);
 
+// A transposed convolution whose stride is its kernel: each pixel of the input makes a patch of the
+// output, [kernel_height, kernel_width, outputs], by a product.
+struct PixelSpread {
+  int64_t images = 1;
+  int64_t height = 1;
+  int64_t width = 1;
+  int64_t kernel_height = 1;
+  int64_t row_bytes = 0;  // of the packed weight, from a row of the kernel to the next
+};
+// `call` is of one row of the kernel: its n is kernel_width * outputs, its bias has that many; its
+// m, x, x_stride and y_stride are set here. `multiply` as above, on one thread each. Returns what
+// convolve_patches does.
+bool spread_pixels(const PixelSpread& spread, const void* input, const Matvec& call,
+                   FunctionRef<void(const Matvec&)> multiply, const Follower* follower = nullptr);
+
 // A product whose x is there, in blocks of rows that `multiply` computes on one thread each, with
 // the follower behind each. False, and nothing is done, where it is faster in other parts.
 bool multiply_followed(const Matvec& call, FunctionRef<void(const Matvec&)> multiply, const Follower& follower);

@@ -122,7 +122,21 @@ def test_norms_behind_concatenations(parts: int) -> None:
     torch.testing.assert_close(actual, expected)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("keep", [False, True])
+def test_means(dtype: torch.dtype, keep: bool) -> None:
+    for shape in ((1, 64, 112, 112), (3, 20, 7, 7), (2, 1, 5, 5), (2, 8, 1, 1)):
+        x = last((torch.randn(shape) + 1).to(dtype))
+        for dimensions in ((2, 3), (-1, -2), (1, 2), (3,)):
+            expected = x.mean(dimensions, keepdim=keep)
+            actual = x.to("hetero").mean(dimensions, keepdim=keep)
+            torch.testing.assert_close(actual.cpu(), expected)
+            assert actual.stride() == expected.stride()
+
+
 def test_kernels_of_images_run() -> None:
+    images = last(torch.randn(2, 32, 16, 16)).to("hetero")
+    assert ran(lambda: images.mean((2, 3)).cpu())["means over pixels"] == 1
     x = last(torch.randn(2, 32, 16, 16))
     there = x.to("hetero")
     kernels = ran(lambda: torch.cat([F.max_pool2d(there, 2), *there[:, :, ::2, ::2].chunk(5, 1)], 1).cpu())

@@ -49,6 +49,9 @@ NETS = {
         lambda m, x: F.layer_norm(m.a(x).permute(0, 2, 3, 1), (32,)).permute(0, 3, 1, 2), a=depthwise(32)),
     "products of pixels": lambda: Net(lambda m, x: F.gelu(m.b(F.silu(m.a(x)))) * 2,
                                       a=nn.Conv2d(32, 96, 1), b=nn.Conv2d(96, 48, 1)),
+    "transposed without overlap": lambda: Net(
+        lambda m, x: torch.relu(m.b(F.silu(m.a(x)))),
+        a=nn.ConvTranspose2d(32, 24, 2, stride=2), b=nn.ConvTranspose2d(24, 40, (3, 1), stride=(3, 1), bias=False)),
     "dense convolutions": lambda: Net(lambda m, x: torch.relu(m.b(torch.relu(m.a(x)))),
                                       a=nn.Conv2d(32, 64, 3, padding=1), b=nn.Conv2d(64, 32, 3, stride=2)),
 }

@@ -8,6 +8,7 @@
 
 #include "backend/cpu/convolution/image_layout.h"
 #include "backend/cpu/convolution/max_pool.h"
+#include "backend/cpu/convolution/pixel_mean.h"
 #include "tests/backend/catch.h"
 #include "tests/backend/cpu/convolution/definition.h"
 
@@ -104,6 +105,42 @@ TEST_CASE("maxima of equal values, infinite ones, and those that are no number")
   for (float& value : input) value = values[random() % std::size(values)];
   check(g, input);
   check(g, std::vector<float>(input.size(), -kInfinite));
+}
+
+TEST_CASE("means over pixels") {
+  for (const int64_t channels : {1, 15, 64, 100, 400}) {
+    for (const int64_t pixels : {1, 7, 256, 3000}) {
+      const std::vector<float> from = numbers(2 * pixels * channels, 5);
+      for (const Element element : kElements) {
+        const std::vector<std::byte> input = stored(from, element);
+        const std::vector<float> values = widened(input, element);
+        for (const InstructionSet set : {InstructionSet::kPortable, InstructionSet::kAvx2, InstructionSet::kAvx512}) {
+          if (set > instruction_set()) continue;
+          std::vector<std::byte> first;
+          for (const int64_t threads : {1, 3}) {
+            const Threads pool(threads);
+            std::vector<std::byte> output(static_cast<size_t>(2 * channels * element_bytes(element)));
+            pixel_means(element, input.data(), 2, pixels, channels, output.data(), set);
+            const std::vector<float> means = widened(output, element);
+            size_t different = 0;
+            for (int64_t i = 0; i < 2 * channels; ++i) {
+              double sum = 0;
+              for (int64_t pixel = 0; pixel < pixels; ++pixel) {
+                sum += values[static_cast<size_t>((i / channels * pixels + pixel) * channels + i % channels)];
+              }
+              const double mean = sum / static_cast<double>(pixels);
+              const double most = element == Element::kFloat32 ? 1e-6 : 0.005 * std::abs(mean) + 1e-6;
+              different += !(std::abs(means[static_cast<size_t>(i)] - mean) <= most);
+            }
+            REQUIRE(different == 0);
+            if (threads == 1) first = output;
+            const bool same = first == output;
+            REQUIRE(same);
+          }
+        }
+      }
+    }
+  }
 }
 
 TEST_CASE("images whose channels are put last") {

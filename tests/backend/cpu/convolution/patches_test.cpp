@@ -153,5 +153,57 @@ TEST_CASE("products of patches with a follower, on several threads") {
   }
 }
 
+TEST_CASE("pixels that are spread") {
+  for (const int64_t threads : {1, 3}) {
+    const Threads pool(threads);
+    for (const int64_t height : {1, 5}) {
+      for (const int64_t kernel : {1, 2, 3}) {
+        const int64_t images = 2, width = 7, channels = 6, outputs = 4, n = kernel * outputs;
+        // As a convolution of one pixel's kernel to all that a pixel makes.
+        const Geometry g{
+            .images = images, .channels = channels, .height = height, .width = width, .outputs = kernel * n};
+        const std::vector<float> input = numbers(images * g.pixels() * channels, 1),
+                                 w = numbers(g.outputs * channels, 2);
+        std::vector<float> patches = unset(images * g.pixels() * g.outputs), expected = patches;
+        convolve_patches(g, input.data(),
+                         {.n = g.outputs,
+                          .k = channels,
+                          .w = w.data(),
+                          .w_stride = channels,
+                          .y = patches.data(),
+                          .y_stride = g.outputs},
+                         &multiply_plainly);
+        for (int64_t line = 0; line < images * height; ++line) {
+          for (int64_t x = 0; x < width; ++x) {
+            for (int64_t row = 0; row < kernel; ++row) {
+              std::copy_n(patches.begin() + (line * width + x) * g.outputs + row * n, n,
+                          expected.begin() + ((line * kernel + row) * width + x) * n);
+            }
+          }
+        }
+        std::vector<float> output = unset(images * g.pixels() * g.outputs);
+        const PixelSpread spread{
+            .images = images, .height = height, .width = width, .kernel_height = kernel, .row_bytes = n * channels * 4};
+        const Matvec call{.n = n, .k = channels, .w_stride = channels, .packed = w.data(), .y = output.data()};
+        const auto multiply = [](const Matvec& part) {
+          Matvec plain = part;
+          plain.w = part.packed;
+          multiply_plainly(plain);
+        };
+        spread_pixels(spread, input.data(), call, multiply);
+        REQUIRE(output == expected);
+        std::vector<float> unwanted = unset(images * g.pixels() * g.outputs);
+        Doubling doubling(images * height * kernel * width, n, unwanted.data(), false);
+        Matvec followed = call;
+        followed.y = unwanted.data();
+        REQUIRE(spread_pixels(spread, input.data(), followed, multiply, &*doubling.follower));
+        size_t different = 0;
+        for (size_t i = 0; i < expected.size(); ++i) different += doubling.doubled[i] != 2 * expected[i];
+        REQUIRE(different == 0);
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace hetero::backend

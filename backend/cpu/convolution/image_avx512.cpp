@@ -1,9 +1,9 @@
 // Compiled for the instructions of vector_avx512.h; called only where the processor has them.
 
-#include "backend/cpu/convolution/max_pool_kernel.h"
+#include "backend/cpu/convolution/image_kernel.h"
 
 namespace hetero::backend {
 
-const PoolKernels& max_pool_avx512() { return kPoolKernels; }
+const ImageKernels& image_kernels_avx512() { return kImageKernels; }
 
 }  // namespace hetero::backend
