@@ -35,8 +35,8 @@ using backend::Matvec;
 constexpr int64_t kSmallestWeight = 16 << 10;
 // With fewer, packing the weight takes longer than multiplying it.
 constexpr int64_t kFewestRowsToPack = 64;
-// How much faster a product has to be for the memory of a packed weight. With a small weight it may
-// be a little slower, because what follows can run on its rows.
+// How much faster a product has to be for the memory of a packed weight. With a small weight and
+// many rows it may be a little slower, because what follows can run on its rows.
 constexpr double kWorthPacking = 1.05, kWorthPackingLittle = 0.95;
 constexpr int64_t kLittleWeight = 256 << 10;
 // A product is measured so often beforehand where the machine is too busy; then the guess stays.
@@ -342,7 +342,8 @@ LinearChoice try_packing(const graph::Invocation& invocation, const Product& pro
     choice.sure = choice.sure && measured.repeated;
     const auto least = std::min_element(measured.seconds.begin() + 1, measured.seconds.end());
     const int64_t bytes = product.call.n * product.call.k * backend::element_bytes(product.call.element);
-    const double worth = bytes <= kLittleWeight ? kWorthPackingLittle : kWorthPacking;
+    const bool may_lead = bytes <= kLittleWeight && product.call.m >= kFewestRowsToPack;
+    const double worth = may_lead ? kWorthPackingLittle : kWorthPacking;
     const bool better = *least < measured.seconds[0] / worth;
     choice.packed = better ? candidates[static_cast<size_t>(least - measured.seconds.begin())] : Implementation::kStock;
   }
