@@ -13,6 +13,7 @@
 #include "backend/base/parallel.h"
 #include "backend/base/rounding.h"
 #include "backend/cpu/convolution/geometry.h"
+#include "backend/cpu/kernels/matvec.h"
 
 namespace hetero::backend {
 
@@ -34,6 +35,18 @@ inline std::vector<float> numbers(int64_t count, uint32_t seed) {
 
 inline std::vector<float> unset(int64_t count) {
   return std::vector<float>(static_cast<size_t>(count), std::numeric_limits<float>::quiet_NaN());
+}
+
+// As memory has them, and from there.
+inline std::vector<std::byte> stored(const std::vector<float>& values, Element element) {
+  std::vector<std::byte> bytes(values.size() * static_cast<size_t>(element_bytes(element)));
+  narrow(element, values.data(), static_cast<int64_t>(values.size()), bytes.data());
+  return bytes;
+}
+inline std::vector<float> widened(const std::vector<std::byte>& bytes, Element element) {
+  std::vector<float> values(bytes.size() / static_cast<size_t>(element_bytes(element)));
+  widen(element, bytes.data(), static_cast<int64_t>(values.size()), values.data());
+  return values;
 }
 
 // A pool of so many threads, of which one does the work of all in turn, as long as this lives.

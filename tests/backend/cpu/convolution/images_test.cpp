@@ -19,17 +19,6 @@ using Geometry = ConvolutionGeometry;
 
 constexpr Element kElements[] = {Element::kFloat32, Element::kBfloat16, Element::kFloat16};
 
-std::vector<std::byte> stored(const std::vector<float>& values, Element element) {
-  std::vector<std::byte> bytes(values.size() * static_cast<size_t>(element_bytes(element)));
-  narrow(element, values.data(), static_cast<int64_t>(values.size()), bytes.data());
-  return bytes;
-}
-std::vector<float> widened(const std::vector<std::byte>& bytes, Element element) {
-  std::vector<float> values(bytes.size() / static_cast<size_t>(element_bytes(element)));
-  widen(element, bytes.data(), static_cast<int64_t>(values.size()), values.data());
-  return values;
-}
-
 void check(const Geometry& g, const std::vector<float>& numbers) {
   for (const Element element : kElements) {
     const std::vector<std::byte> input = stored(numbers, element);

@@ -10,7 +10,6 @@
 
 #include "backend/base/parallel.h"
 #include "backend/cpu/kernels/tile_gemm.h"
-#include "backend/cpu/vector/half.h"
 #include "tests/backend/catch.h"
 #include "tests/backend/cpu/convolution/definition.h"
 #include "tests/backend/cpu/convolution/follower.h"
@@ -19,19 +18,6 @@ namespace hetero::backend {
 namespace {
 
 using Geometry = ConvolutionGeometry;
-
-// Values as the element has them.
-std::vector<float> rounded(std::vector<float> values, Element element) {
-  if (element == Element::kFloat32) return values;
-  for (float& value : values) value = bfloat16_to_float(float_to_bfloat16(value));
-  return values;
-}
-
-std::vector<std::byte> stored(const std::vector<float>& values, Element element) {
-  std::vector<std::byte> bytes(values.size() * static_cast<size_t>(element_bytes(element)));
-  narrow(element, values.data(), static_cast<int64_t>(values.size()), bytes.data());
-  return bytes;
-}
 
 // The weight [outputs, kernel, channels] for the unit.
 class Packed {
@@ -53,10 +39,10 @@ class Packed {
 void check(const Geometry& g, Element element) {
   INFO(text(g) << " element " << static_cast<int>(element));
   const int64_t k = g.kernel() * g.channels, m = g.images * g.positions();
-  const std::vector<float> input = rounded(numbers(g.images * g.pixels() * g.channels, 1), element);
-  const std::vector<float> weight = rounded(numbers(g.outputs * k, 2), element);
-  const std::vector<float> bias = rounded(numbers(g.outputs, 3), element);
-  const std::vector<std::byte> x = stored(input, element), w = stored(weight, element), b = stored(bias, element);
+  const std::vector<std::byte> x = stored(numbers(g.images * g.pixels() * g.channels, 1), element);
+  const std::vector<std::byte> w = stored(numbers(g.outputs * k, 2), element);
+  const std::vector<std::byte> b = stored(numbers(g.outputs, 3), element);
+  const std::vector<float> input = widened(x, element), weight = widened(w, element), bias = widened(b, element);
   std::vector<std::byte> y = stored(unset(m * g.outputs), element);
   const Packed packed(g, element, w.data());
   REQUIRE(convolve_tiles({.geometry = g,
@@ -65,8 +51,7 @@ void check(const Geometry& g, Element element) {
                           .packed = packed.data(),
                           .bias = b.data(),
                           .output = y.data()}));
-  std::vector<float> output(static_cast<size_t>(m * g.outputs));
-  widen(element, y.data(), m * g.outputs, output.data());
+  const std::vector<float> output = widened(y, element);
   const double most = element == Element::kFloat32 ? 1e-4 : 0.05;
   size_t different = 0;
   for (int64_t row = 0; row < m; ++row) {
