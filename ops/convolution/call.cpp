@@ -39,37 +39,13 @@ bool read_settings(Decoder& decoder, size_t rank, ConvolutionSettings& settings)
   return settings.groups >= 1;
 }
 
-// Whether the window is [images, channels, (depth,) (height,) width] with its channels last, and
-// not row-major.
-bool has_channels_last(const graph::Window& window) {
-  if (window.rank < 3 || window.rank > 5 || !window.dense || window.contiguous) return false;
-  const std::span<const int64_t> sizes = window.sizes(), strides = window.strides();
-  const auto fits = [&](int dimension, int64_t stride) {
-    return sizes[dimension] == 1 || strides[dimension] == stride;
-  };
-  if (!fits(1, 1)) return false;
-  int64_t stride = sizes[1];
-  for (int d = window.rank - 1; d > 1; --d) {
-    if (!fits(d, stride)) return false;
-    stride *= sizes[d];
-  }
-  return fits(0, stride);
-}
-
-// Whether the channels of each pixel are together and pixels in order: layouts of one channel or
-// one pixel are row-major as well.
-bool is_by_pixels(const graph::Window& window) {
-  if (!window.contiguous) return has_channels_last(window);
-  return window.sizes()[1] == 1 || window.numel == window.sizes()[0] * window.sizes()[1];
-}
-
 // The type of the numbers if every operand has such, dense, in one of the two layouts.
 std::optional<backend::Element> element_of_all(const graph::Invocation& invocation) {
   const graph::DType dtype = window_of(invocation, 0).dtype;
   for (int i = 0; i < invocation.node->operand_count; ++i) {
     const graph::Window& window = window_of(invocation, i);
     if (window.dtype != dtype || window.numel == 0 || invocation.operands[i].bits != 0 ||
-        !(window.contiguous || has_channels_last(window))) {
+        !(window.contiguous || is_by_pixels(window))) {
       return std::nullopt;
     }
   }

@@ -10,6 +10,7 @@
 
 #include "graph/ir/graph.h"
 #include "ops/convolution/choice.h"
+#include "ops/kernels/images.h"
 
 namespace hetero::ops {
 
@@ -45,10 +46,6 @@ struct ConvolutionCall {
 
   bool is_backward() const { return shape.work == ConvolutionWork::kBackward; }
 };
-
-inline const graph::Window& window_of(const graph::Invocation& invocation, int operand) {
-  return (*invocation.windows)[invocation.operands[operand].window];
-}
 
 // False where none of ours can compute the call, whatever is configured. aten::convolution, or
 // hetero::convolution_norm.

@@ -20,26 +20,13 @@ namespace {
 
 using graph::Window;
 
-const Window& window_of(const graph::Invocation& invocation, int operand) {
-  return (*invocation.windows)[invocation.operands[operand].window];
-}
-
 std::byte* address_of(const graph::Invocation& invocation, int operand) {
   const Window& window = window_of(invocation, operand);
   return static_cast<std::byte*>(invocation.data[operand]) + window.offset * graph::dtype_bytes(window.dtype);
 }
 
-// [images, channels, height, width], the channels of each pixel together, and the pixels dense.
-bool has_channels_last(const Window& window) {
-  if (window.rank != 4 || !window.dense || window.numel == 0) return false;
-  const auto sizes = window.sizes(), strides = window.strides();
-  int64_t stride = 1;
-  for (const size_t d : {size_t{1}, size_t{3}, size_t{2}, size_t{0}}) {
-    if (sizes[d] != 1 && strides[d] != stride) return false;
-    stride *= sizes[d];
-  }
-  return true;
-}
+// [images, channels, height, width], by pixels.
+bool has_channels_last(const Window& window) { return window.rank == 4 && is_by_pixels(window); }
 
 // One or two numbers; nothing else.
 std::optional<std::array<int64_t, 2>> read_pair(Decoder& decoder) {
@@ -88,6 +75,21 @@ bool read_max_pool(const graph::Invocation& invocation, backend::MaxPool& call) 
 }
 
 }  // namespace
+
+bool is_by_pixels(const Window& window) {
+  if (window.rank < 3 || window.rank > 5 || !window.dense || window.numel == 0) return false;
+  const auto sizes = window.sizes(), strides = window.strides();
+  const auto fits = [&](int dimension, int64_t stride) {
+    return sizes[dimension] == 1 || strides[dimension] == stride;
+  };
+  if (!fits(1, 1)) return false;
+  int64_t stride = sizes[1];
+  for (int d = window.rank - 1; d > 1; --d) {
+    if (!fits(d, stride)) return false;
+    stride *= sizes[d];
+  }
+  return fits(0, stride);
+}
 
 bool run_max_pool(const graph::Invocation& invocation) {
   backend::MaxPool call;

@@ -5,9 +5,17 @@
 
 #pragma once
 
-#include "graph/ir/op.h"
+#include "graph/ir/graph.h"
 
 namespace hetero::ops {
+
+inline const graph::Window& window_of(const graph::Invocation& invocation, int operand) {
+  return (*invocation.windows)[invocation.operands[operand].window];
+}
+
+// Whether images with one to three dimensions of pixels have the channels of each pixel together
+// and the pixels in order. Layouts of one channel or one pixel are row-major as well.
+bool is_by_pixels(const graph::Window& window);
 
 // Each returns false and does nothing where the stock kernel has to run.
 
