@@ -13,6 +13,8 @@
 //
 // Where a program computes gradients of convolutions, as a training step does, nothing is changed
 // if their filters are large beside their images. Depthwise and 1 x 1 filters have one layout only.
+// The forward pass of a step may be a program of its own. What it gives to the backward pass may
+// have any layout, and then the same holds for it.
 //
 // Signals [signals, channels, length] are images where something convolves such. Operators that see
 // them as tokens [sequences, length, channels] get row-major ones.
@@ -25,6 +27,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "graph/program/saved_program.h"
@@ -34,8 +37,14 @@ namespace hetero::graph {
 // Returns how many buffers have another layout now. The plan of the program, if it had one, is
 // dropped then.
 size_t use_channels_last(SavedProgram& program);
+// A temporary buffer that a later program sees, through a window that becomes another one.
+struct SavedImage {
+  BufferId buffer;
+  WindowId window;
+};
 // The same of a graph and its table of windows. Nobody else sees the buffers that are marked as
-// temporary.
-size_t use_channels_last(Graph& graph, WindowTable& windows, const std::vector<uint8_t>& temporary);
+// temporary, but the program of the gradients those that are `saved` for it, if it has one.
+size_t use_channels_last(Graph& graph, WindowTable& windows, const std::vector<uint8_t>& temporary,
+                         std::span<SavedImage> saved = {});
 
 }  // namespace hetero::graph

@@ -241,8 +241,7 @@ bool recognize_convolution(const graph::Invocation& invocation, bool with_norm, 
 
 bool recognize_convolution_backward(const graph::Invocation& invocation, ConvolutionCall& call) {
   const graph::Node& node = *invocation.node;
-  if (node.operand_count != 3 + node.output_count || !all_row_major(invocation) ||
-      element_of_all(invocation) != backend::Element::kFloat32) {
+  if (node.operand_count != 3 + node.output_count || element_of_all(invocation) != backend::Element::kFloat32) {
     return false;
   }
   Decoder decoder(invocation.attributes, node.attribute_bytes);
@@ -263,7 +262,7 @@ bool recognize_convolution_backward(const graph::Invocation& invocation, Convolu
     return false;
   }
   if (!read_settings(decoder, static_cast<size_t>(input.rank - 2), call.settings)) return false;
-  if (call.settings.transposed || call.settings.groups != 1) return false;
+  if (call.settings.transposed) return false;
   // The output mask: what it leaves out has no operand.
   if (decoder.next() != Tag::kList || decoder.get<uint32_t>() != 3) return false;
   int next = 3;
@@ -276,7 +275,20 @@ bool recognize_convolution_backward(const graph::Invocation& invocation, Convolu
   ConvolutionGeometry& geometry = call.shape.geometry;
   if (!geometry_of(input, weight, call.settings, geometry)) return false;
   call.shape.rank = input.rank;
-  if (backend::convolution_fits(geometry)) call.ours = ConvolutionImplementation::kUnfolded;
+  call.shape.groups = call.settings.groups;
+  const auto by_pixels = [&](int operand) { return operand < 0 || is_by_pixels(window_of(invocation, operand)); };
+  const auto row_major = [&](int operand) { return operand < 0 || window_of(invocation, operand).contiguous; };
+  if (!row_major(call.weight) || !row_major(call.grad_weight) || !row_major(call.grad_bias)) return false;
+  if (row_major(call.input) && row_major(call.grad_output) && row_major(call.grad_input) && call.settings.groups == 1 &&
+      backend::convolution_fits(geometry)) {
+    call.ours = ConvolutionImplementation::kUnfolded;
+  } else if (by_pixels(call.input) && by_pixels(call.grad_output) && by_pixels(call.grad_input)) {
+    call.shape.input_last = call.shape.output_last = true;
+    const bool depthwise = weight.sizes()[1] == 1 && geometry.outputs == geometry.channels;
+    if (geometry.pointwise() && call.settings.groups == 1) call.ours = ConvolutionImplementation::kUnfolded;
+    if (depthwise) call.ours = ConvolutionImplementation::kDepthwise;
+  }
+  if (call.ours == ConvolutionImplementation::kStock) return false;
   call.shape.work = ConvolutionWork::kBackward;
   call.shape.gradients =
       static_cast<uint8_t>((call.grad_input >= 0 ? kOfInput : 0) | (call.grad_weight >= 0 ? kOfWeight : 0) |

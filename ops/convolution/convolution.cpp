@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "backend/cpu/convolution/convolution.h"
+#include "backend/cpu/convolution/pixel_gradients.h"
 #include "ops/convolution/filter.h"
 #include "ops/kernels/blas.h"
 #include "ops/kernels/kernel.h"
@@ -85,8 +86,20 @@ const float* read(const graph::Invocation& invocation, int operand) {
   return static_cast<const float*>(invocation.data[operand]) + window_of(invocation, operand).offset;
 }
 
-void run_unfolded(const ConvolutionShape& shape, const Numbers& numbers) {
-  if (shape.work == ConvolutionWork::kBackward) {
+// By the implementation that needs no filter.
+void run_plainly(Implementation implementation, const ConvolutionShape& shape, const Numbers& numbers) {
+  if (shape.work == ConvolutionWork::kBackward && shape.input_last) {
+    const backend::PixelGradients call{.geometry = shape.geometry,
+                                       .grad_output = numbers.grad_output,
+                                       .input = numbers.input,
+                                       .weight = numbers.weight,
+                                       .gradients = numbers.gradients};
+    if (implementation == Implementation::kDepthwise) {
+      backend::depthwise_gradients(call);
+    } else {
+      backend::pointwise_gradients(call, &sgemm);
+    }
+  } else if (shape.work == ConvolutionWork::kBackward) {
     backend::convolution_backward(shape.geometry, numbers.grad_output, numbers.input, numbers.weight, numbers.gradients,
                                   &sgemm);
   } else {
@@ -158,13 +171,14 @@ class Sample {
 
   void run(Implementation implementation) {
     switch (implementation) {
-      case Implementation::kUnfolded:
-        run_unfolded(call_.shape, numbers_);
-        break;
       case Implementation::kStock:
         run_stock();
         break;
+      case Implementation::kUnfolded:
+        run_plainly(implementation, call_.shape, numbers_);
+        break;
       default:
+        if (call_.is_backward()) return run_plainly(implementation, call_.shape, numbers_);
         run_by_filter(implementation);
         break;
     }
@@ -191,7 +205,7 @@ class Sample {
     const auto wanted = [&](ConvolutionGradient gradient) { return (call_.shape.gradients & gradient) != 0; };
     at::convolution_backward(grad_output_, input_, weight_, at::IntArrayRef(call_.shape.geometry.outputs),
                              settings_.stride, settings_.padding, settings_.dilation, false, settings_.output_padding,
-                             1, {wanted(kOfInput), wanted(kOfWeight), wanted(kOfBias)});
+                             settings_.groups, {wanted(kOfInput), wanted(kOfWeight), wanted(kOfBias)});
   }
 
   ConvolutionCall call_;
@@ -461,7 +475,7 @@ bool run_recognized(const graph::Invocation& invocation, ConvolutionCall& call) 
     return true;
   }
   if (choice.plain == Implementation::kStock) return false;
-  if (choice.plain == Implementation::kDepthwise) {
+  if (choice.plain == Implementation::kDepthwise && !call.is_backward()) {
     KernelTensors tensors(invocation);
     const PackedWeights::Made made =
         make_filter(choice.plain, call, tensors.operand(call.weight), sizes_of(window_of(invocation, call.input)));
@@ -472,12 +486,13 @@ bool run_recognized(const graph::Invocation& invocation, ConvolutionCall& call) 
     KernelTensors tensors(invocation);
     Output output(invocation, tensors, call.output), grad_input(invocation, tensors, call.grad_input),
         grad_weight(invocation, tensors, call.grad_weight), grad_bias(invocation, tensors, call.grad_bias);
-    run_unfolded(call.shape, {.input = read(invocation, call.input),
-                              .weight = read(invocation, call.weight),
-                              .bias = read(invocation, call.bias),
-                              .grad_output = read(invocation, call.grad_output),
-                              .output = output.numbers(),
-                              .gradients = {grad_input.numbers(), grad_weight.numbers(), grad_bias.numbers()}});
+    run_plainly(choice.plain, call.shape,
+                {.input = read(invocation, call.input),
+                 .weight = read(invocation, call.weight),
+                 .bias = read(invocation, call.bias),
+                 .grad_output = read(invocation, call.grad_output),
+                 .output = output.numbers(),
+                 .gradients = {grad_input.numbers(), grad_weight.numbers(), grad_bias.numbers()}});
     for (Output* one : {&output, &grad_input, &grad_weight, &grad_bias}) one->deliver();
   });
   return true;

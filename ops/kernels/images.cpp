@@ -7,6 +7,7 @@
 #include <limits>
 #include <optional>
 
+#include "backend/cpu/convolution/batch_norm.h"
 #include "backend/cpu/convolution/image_layout.h"
 #include "backend/cpu/convolution/max_pool.h"
 #include "backend/cpu/convolution/pixel_mean.h"
@@ -74,7 +75,134 @@ bool read_max_pool(const graph::Invocation& invocation, backend::MaxPool& call) 
   return call.geometry.pixels() <= std::numeric_limits<int32_t>::max();
 }
 
+// ---- batch norms --------------------------------------------------------------------------------
+
+// Of float32 operands that have memory; of no number for none.
+class NormOperands {
+ public:
+  explicit NormOperands(const graph::Invocation& invocation)
+      : invocation_(invocation),
+        decoder_(invocation.attributes, invocation.node->attribute_bytes),
+        next_output_(invocation.node->operand_count - invocation.node->output_count) {}
+
+  Decoder& decoder() { return decoder_; }
+  bool failed() const { return failed_; }
+
+  // The first image says what images are; others are like it.
+  const float* image() { return checked_image(next_tensor()); }
+  const float* per_channel() { return checked_numbers(next_tensor()); }
+  float* output_image() { return checked_image(next_output_++); }
+  float* output_per_channel() { return checked_numbers(next_output_++); }
+  float* written_per_channel() { return checked_numbers(next_tensor()); }
+  double real() {
+    const Tag tag = decoder_.next();
+    if (tag == Tag::kReal || tag == Tag::kShapeReal) return decoder_.real(tag);
+    failed_ = true;
+    return 0;
+  }
+  bool flag() {
+    if (decoder_.next() == Tag::kBoolean) return decoder_.get<uint8_t>() != 0;
+    failed_ = true;
+    return false;
+  }
+  const backend::NormedImages& images() const { return images_; }
+
+ private:
+  int next_tensor() {
+    const Tag tag = decoder_.next();
+    if (tag == Tag::kTensor) return decoder_.operand();
+    if (tag != Tag::kNone && tag != Tag::kUndefined) failed_ = true;
+    return -1;
+  }
+  bool is_usable(int operand) {
+    failed_ = failed_ || operand < 0 || operand >= invocation_.node->operand_count ||
+              invocation_.operands[operand].bits != 0 || invocation_.data[operand] == nullptr ||
+              static_cast<at::ScalarType>(window_of(invocation_, operand).dtype) != at::kFloat;
+    return !failed_;
+  }
+  float* checked_image(int operand) {
+    if (!is_usable(operand)) return nullptr;
+    const Window& window = window_of(invocation_, operand);
+    if (first_ == nullptr) {
+      if (window.rank < 2 || window.numel == 0) return fail();
+      first_ = &window;
+      const auto sizes = window.sizes();
+      images_ = {.images = sizes[0],
+                 .channels = sizes[1],
+                 .pixels = window.numel / (sizes[0] * sizes[1]),
+                 .channels_last = !window.contiguous || window.rank == 2};
+    }
+    const bool fits = window.rank == 2 || !images_.channels_last ? window.contiguous : is_by_pixels(window);
+    if (!fits || !std::ranges::equal(window.sizes(), first_->sizes())) return fail();
+    return reinterpret_cast<float*>(address_of(invocation_, operand));
+  }
+  float* checked_numbers(int operand) {
+    if (operand < 0 || !is_usable(operand)) return nullptr;
+    const Window& window = window_of(invocation_, operand);
+    if (!window.contiguous || window.numel != images_.channels) return fail();
+    return reinterpret_cast<float*>(address_of(invocation_, operand));
+  }
+  float* fail() {
+    failed_ = true;
+    return nullptr;
+  }
+
+  const graph::Invocation& invocation_;
+  Decoder decoder_;
+  int next_output_;
+  const Window* first_ = nullptr;
+  backend::NormedImages images_;
+  bool failed_ = false;
+};
+
 }  // namespace
+
+bool run_batch_norm(const graph::Invocation& invocation) {
+  if (!last_bits_may_vary() || invocation.node->output_count != 3) return false;
+  NormOperands operands(invocation);
+  backend::BatchNorm call;
+  call.input = operands.image();
+  call.weight = operands.per_channel();
+  call.bias = operands.per_channel();
+  call.running_mean = operands.written_per_channel();
+  call.running_variance = operands.written_per_channel();
+  const bool training = operands.flag();
+  call.momentum = operands.real();
+  call.epsilon = operands.real();
+  if (!training || operands.failed()) return false;
+  call.output = operands.output_image();
+  call.mean = operands.output_per_channel();
+  call.inverse_deviation = operands.output_per_channel();
+  if (operands.failed()) return false;
+  call.images = operands.images();
+  run_as_operator(OwnKernel::kBatchNorm, invocation, [&] { backend::batch_norm(call); });
+  return true;
+}
+
+bool run_batch_norm_backward(const graph::Invocation& invocation) {
+  if (!last_bits_may_vary()) return false;
+  NormOperands operands(invocation);
+  backend::BatchNormGradients call;
+  call.grad_output = operands.image();
+  call.input = operands.image();
+  call.weight = operands.per_channel();
+  (void)operands.per_channel();  // running statistics
+  (void)operands.per_channel();
+  call.mean = operands.per_channel();
+  call.inverse_deviation = operands.per_channel();
+  const bool training = operands.flag();
+  (void)operands.real();
+  if (!training || operands.failed() || call.mean == nullptr || call.inverse_deviation == nullptr) return false;
+  // The output mask: what it leaves out has no operand.
+  if (operands.decoder().next() != Tag::kList || operands.decoder().get<uint32_t>() != 3) return false;
+  if (operands.flag()) call.grad_input = operands.output_image();
+  if (operands.flag()) call.grad_weight = operands.output_per_channel();
+  if (operands.flag()) call.grad_bias = operands.output_per_channel();
+  if (operands.failed()) return false;
+  call.images = operands.images();
+  run_as_operator(OwnKernel::kBatchNormBackward, invocation, [&] { backend::batch_norm_gradients(call); });
+  return true;
+}
 
 bool is_by_pixels(const Window& window) {
   if (window.rank < 3 || window.rank > 5 || !window.dense || window.numel == 0) return false;

@@ -1,5 +1,5 @@
-// Kernels of images with their channels last that replace PyTorch's. They have its bits, save for
-// sums.
+// Kernels of images that replace PyTorch's; most of them are for images with their channels last.
+// They have its bits, save for sums.
 //
 // Thread safety: any thread.
 
@@ -28,5 +28,8 @@ bool run_copy(const graph::Invocation& invocation);
 // cat, along a dimension with many rows before it, such as the channels of images. It may grow in
 // place instead (in_place.h).
 bool run_concatenation(const graph::Invocation& invocation);
+// native_batch_norm by the statistics of the batch, in float32 and either layout; its gradients.
+bool run_batch_norm(const graph::Invocation& invocation);
+bool run_batch_norm_backward(const graph::Invocation& invocation);
 
 }  // namespace hetero::ops

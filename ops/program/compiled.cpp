@@ -9,6 +9,7 @@
 
 #include "backend/registry/registry.h"
 #include "graph/ir/compare.h"
+#include "graph/optimize/channels_last.h"
 #include "ops/dispatch/opaque.h"
 #include "ops/kernels/device_kernel.h"
 #include "ops/kernels/kernel.h"
@@ -77,6 +78,9 @@ HeteroStorage* hetero(const c10::Storage& storage) {
   return static_cast<HeteroStorage*>(storage.unsafeGetStorageImpl());
 }
 
+// Whether results may have other strides than the operators give them.
+bool layouts_may_change() { return last_bits_may_vary() && backend::accelerator() == nullptr; }
+
 // Equal in everything but sizes and numbers: what resize_plan asks of two graphs.
 bool same_structure(const graph::Graph& a, const graph::Graph& b) {
   const auto same_arguments = [&](const graph::Node& x, const graph::Node& y) {
@@ -104,6 +108,7 @@ struct CompiledProgram::Capture {
   void add_result(const c10::IValue& value, c10::DeviceType device, graph::WindowTable& windows);
   void relate(size_t number, const std::vector<c10::IValue>& values);
   void keep(Cut& cut, const graph::WindowTable& windows);
+  void lay_out(size_t seen, graph::WindowTable& windows);
 
   Executing executing;
   const OpaqueOperators opaque{};
@@ -184,7 +189,10 @@ CompiledProgram::~CompiledProgram() = default;
 
 CompiledVariant* CompiledProgram::find(const std::vector<c10::IValue>& arguments) {
   storages_->look(arguments);
-  return variants_.find([&](const Variant& it) { return it.fits(arguments, *storages_, windows_); });
+  const bool any_layout = layouts_may_change();
+  return variants_.find([&](const Variant& it) {
+    return (any_layout || !it.has_other_layouts) && it.fits(arguments, *storages_, windows_);
+  });
 }
 
 // ---- running ------------------------------------------------------------------------------------
@@ -502,7 +510,8 @@ void CompiledProgram::cancel_capture() {
   (void)recorder().end_capture(cut);
 }
 
-void CompiledProgram::end_capture(std::vector<c10::IValue> results, const std::vector<c10::DeviceType>& devices) {
+void CompiledProgram::end_capture(std::vector<c10::IValue> results, const std::vector<c10::DeviceType>& devices,
+                                  size_t seen) {
   const std::unique_ptr<Capture> capture = std::move(capture_);
   TORCH_CHECK(capture != nullptr, "hetero: the program is not being captured");
   Cut cut;
@@ -527,6 +536,7 @@ void CompiledProgram::end_capture(std::vector<c10::IValue> results, const std::v
   captured_.clear();
   for (const StorageHold& hold : cut.slice.holds) captured_.push_back(hold.storage());
   capture->keep(cut, windows_);
+  if (layouts_may_change()) capture->lay_out(seen, windows_);
   count(counters().captures);
   add(std::move(capture->variant));
 }
@@ -650,6 +660,38 @@ void CompiledProgram::Capture::keep(Cut& cut, const graph::WindowTable& windows)
   for (auto& [sequence, note] : variant->notes) note.operation = 0;
   // What a program is for runs often: it is planned at once.
   variant->plans.sightings = 1;
+}
+
+// Of results that only the program of the gradients sees, and of what nobody sees.
+void CompiledProgram::Capture::lay_out(size_t seen, graph::WindowTable& windows) {
+  const auto is_seen = [&](const Variant::Result& result) {
+    return result.device != kHetero || result.bits != 0 || result.source.kind != Kind::kResult;
+  };
+  std::vector<uint8_t> fixed(variant->result_bytes.size(), 0);  // per storage of results
+  std::vector<graph::BufferId> buffer_of(fixed.size(), graph::kNoBuffer);
+  for (size_t i = 0; i < variant->results.size(); ++i) {
+    const Variant::Result& result = variant->results[i];
+    if (result.source.kind == Kind::kResult && (i < seen || is_seen(result))) fixed[result.source.index] = 1;
+  }
+  std::vector<uint8_t> temporary;
+  for (size_t b = 0; b < variant->sources.size(); ++b) {
+    const Variant::Source source = variant->sources[b];
+    if (source.kind == Kind::kResult) buffer_of[source.index] = static_cast<graph::BufferId>(b);
+    temporary.push_back(source.kind == Kind::kTemporary || (source.kind == Kind::kResult && fixed[source.index] == 0));
+  }
+  std::vector<graph::SavedImage> saved;
+  std::vector<Variant::Result*> of;
+  for (size_t i = std::min(seen, variant->results.size()); i < variant->results.size(); ++i) {
+    Variant::Result& result = variant->results[i];
+    if (is_seen(result) || fixed[result.source.index] != 0) continue;
+    const graph::BufferId buffer = buffer_of[result.source.index];
+    if (buffer == graph::kNoBuffer) continue;
+    saved.push_back({buffer, result.window});
+    of.push_back(&result);
+  }
+  if (saved.empty() || graph::use_channels_last(variant->graph, windows, temporary, saved) == 0) return;
+  variant->has_other_layouts = true;
+  for (size_t i = 0; i < saved.size(); ++i) of[i]->window = saved[i].window;
 }
 
 void CompiledProgram::add(std::unique_ptr<Variant> variant) {

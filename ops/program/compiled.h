@@ -87,8 +87,11 @@ class CompiledProgram {
   // cancel_capture() must follow, on this thread.
   std::vector<c10::IValue> begin_capture(const std::vector<c10::IValue>& arguments);
   // Makes a variant of what was recorded. `results` are what run() will return, each on its one of
-  // `devices`. Raises a sentence if that cannot be. The capture is over in any case.
-  void end_capture(std::vector<c10::IValue> results, const std::vector<c10::DeviceType>& devices);
+  // `devices`. Raises a sentence if that cannot be. The capture is over in any case. Those behind
+  // the first `seen` are for the program of the gradients, and images among them may get their
+  // channels last (graph/optimize/channels_last.h).
+  void end_capture(std::vector<c10::IValue> results, const std::vector<c10::DeviceType>& devices,
+                   size_t seen = SIZE_MAX);
   // Forgets what was recorded. Does nothing on a thread that does not capture.
   void cancel_capture();
 

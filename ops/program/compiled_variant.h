@@ -72,7 +72,8 @@ struct CompiledVariant {
   std::vector<size_t> draws;            // where in them random states stand
   at::ScalarType default_dtype = at::kFloat;
   NodeNotes notes;
-  uint32_t structure = 0;  // equal for variants that differ in sizes only
+  bool has_other_layouts = false;  // than the operators gave to images
+  uint32_t structure = 0;          // equal for variants that differ in sizes only
   PlanSet plans{false};
 };
 

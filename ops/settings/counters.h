@@ -61,7 +61,7 @@ const char* to_string(SyncReason reason);
   X(kPackedConvolution, "convolutions with a packed weight")      \
   X(kDepthwise, "depthwise convolutions")                         \
   X(kPatchProduct, "convolutions as products of patches")         \
-  X(kConvolutionBackward, "gradients of convolutions, likewise")  \
+  X(kConvolutionBackward, "gradients of convolutions")            \
   X(kAttention, "attention")                                      \
   X(kAttentionBackward, "gradients of attention")                 \
   X(kGrowth, "concatenations that grew in place")                 \
@@ -69,7 +69,9 @@ const char* to_string(SyncReason reason);
   X(kMaxPool, "maxima of pixels")                                 \
   X(kPixelMean, "means over pixels")                              \
   X(kLayout, "images whose channels were put last")               \
-  X(kConcatenation, "concatenations of rows")
+  X(kConcatenation, "concatenations of rows")                     \
+  X(kBatchNorm, "batch norms in training")                        \
+  X(kBatchNormBackward, "gradients of batch norms")
 
 enum class OwnKernel : uint8_t {
 #define X(name, text) name,

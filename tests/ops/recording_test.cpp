@@ -177,12 +177,13 @@ TEST_F(Recording, ReadsAndWritesOfOneStorageKeepTheirOrder) {
 
 TEST_F(Recording, BatchNormUpdatesItsRunningStatistics) {
   // Its schema does not say so. Nobody reads its results: only the written statistics keep it
-  // alive.
+  // alive. In float64, whose kernel is PyTorch's.
   const auto train = [](Tensors& t) {
     at::native_batch_norm(t[0], {}, {}, t[1], t[2], true, 0.1, 1e-5);
     return Tensors{at::add(t[1], 0), at::add(t[2], 0)};
   };
-  const Counts counts = path_of(train, {numbers({5, 4}), numbers({4}, 2), numbers({4}, 3).abs()});
+  const Counts counts = path_of(
+      train, {numbers({5, 4}).to(at::kDouble), numbers({4}, 2).to(at::kDouble), numbers({4}, 3).abs().to(at::kDouble)});
   EXPECT_EQ(counts, (Counts{.typed = 3, .hits = 3}));
 }
 

@@ -76,12 +76,15 @@ void add_compiled_program(py::module_& m) {
            [](ops::CompiledProgram& program, const py::list& arguments) {
              return objects_of(program.begin_capture(values_of(arguments)));
            })
-      .def("end_capture",
-           [](ops::CompiledProgram& program, const py::list& results, const std::vector<std::string>& devices) {
-             std::vector<c10::DeviceType> types;
-             for (const std::string& device : devices) types.push_back(c10::Device(device).type());
-             program.end_capture(values_of(results), types);
-           })
+      .def(
+          "end_capture",
+          [](ops::CompiledProgram& program, const py::list& results, const std::vector<std::string>& devices,
+             std::optional<size_t> seen) {
+            std::vector<c10::DeviceType> types;
+            for (const std::string& device : devices) types.push_back(c10::Device(device).type());
+            program.end_capture(values_of(results), types, seen.value_or(SIZE_MAX));
+          },
+          py::arg("results"), py::arg("devices"), py::arg("seen") = py::none())
       .def("cancel_capture", &ops::CompiledProgram::cancel_capture)
       .def("describe", &ops::CompiledProgram::describe)
       .def_property_readonly("updated_arguments", &ops::CompiledProgram::updated_arguments)

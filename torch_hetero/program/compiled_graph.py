@@ -71,16 +71,20 @@ class CompiledGraph:
     Attributes:
         kind: ``forward``, ``backward`` or ``inference``.
         number: in the order in which they were made.
+        seen: how many of the results others see than the graph of the gradients; None for all.
         calls: how often the program ran.
         lazy_calls: how often the graph ran lazily instead.
         refusal: why it could not be captured the last time; empty where it could.
     """
 
-    def __init__(self, module: fx.GraphModule, kind: str, options: dict[str, bool]) -> None:
+    def __init__(
+        self, module: fx.GraphModule, kind: str, options: dict[str, bool], seen: int | None = None
+    ) -> None:
         # The arguments come as a list that is ours. Wrappers copy the attributes of an object, not those of a class.
         self._boxed_call = True
         self.number = next(_numbers)
         self.kind = kind
+        self.seen = seen
         self.calls = 0
         self.lazy_calls = 0
         self.refusal = ""
@@ -115,7 +119,7 @@ class CompiledGraph:
             # Some kernels keep more where a backward pass may follow.
             with torch.set_grad_enabled(self.kind == "forward"), torch._C._DisableAutocast():
                 results = self._record(arguments)
-                self._program.end_capture(results, self._devices)
+                self._program.end_capture(results, self._devices, self.seen)
         except Exception as error:
             self._program.cancel_capture()
             self.refusal = str(error).splitlines()[0]

@@ -13,9 +13,11 @@ from typing import Any
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import TracingContext
 
 from torch_hetero.device import rng_prims
 from torch_hetero.program.compiled_graph import CompiledGraph
+from torch_hetero.program.joint import simplify
 
 __all__ = ["backend"]
 
@@ -47,6 +49,18 @@ def _options(mode: str | None, options: dict[str, Any] | None) -> dict[str, bool
     return chosen
 
 
+def _seen_results() -> int | None:
+    """Says how many results of the forward graph come before what it saves for the backward graph; None: unknown."""
+    context = TracingContext.try_get()
+    metadata = context and context.fw_metadata
+    return metadata.num_forward if metadata else None
+
+
+def _divide(joint: fx.GraphModule, *arguments: Any, **named: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    simplify(joint)
+    return min_cut_rematerialization_partition(joint, *arguments, **named)
+
+
 def backend(
     model: fx.GraphModule,
     example_inputs: list[Any],
@@ -58,13 +72,13 @@ def backend(
     chosen = _options(mode, options)
 
     def compiler(kind: str) -> Callable[[fx.GraphModule, list[Any]], CompiledGraph]:
-        return lambda module, _: CompiledGraph(module, kind, chosen)
+        return lambda module, _: CompiledGraph(module, kind, chosen, _seen_results() if kind == "forward" else None)
 
     compile_graphs = aot_autograd(
         fw_compiler=compiler("forward"),
         bw_compiler=compiler("backward"),
         inference_compiler=compiler("inference"),
-        partition_fn=min_cut_rematerialization_partition,
+        partition_fn=_divide,
         keep_inference_input_mutations=True,
     )
     return compile_graphs(model, example_inputs)

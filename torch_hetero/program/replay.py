@@ -22,14 +22,31 @@ def _hetero_for(device: torch.device) -> torch.device:
     return HETERO if device.type in ("cpu", "cuda") else device
 
 
-def _batch_norm(
+_native_batch_norm = torch.ops.aten.native_batch_norm.default
+
+
+def _with_given_statistics(
     x: Any, weight: Any, bias: Any, mean: Any, variance: Any, momentum: float, eps: float
 ) -> tuple[Any, ...]:
-    return torch.ops.aten.native_batch_norm.default(x, weight, bias, mean, variance, False, momentum, eps)
+    return _native_batch_norm(x, weight, bias, mean, variance, False, momentum, eps)
+
+
+def _without_statistics(x: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float) -> tuple[Any, ...]:
+    return _native_batch_norm(x, weight, bias, None, None, training, momentum, eps)
+
+
+def _with_new_statistics(x: Any, weight: Any, bias: Any, mean: Any, variance: Any, *rest: Any) -> tuple[Any, ...]:
+    mean, variance = mean.clone(), variance.clone()
+    return (*_native_batch_norm(x, weight, bias, mean, variance, *rest), mean, variance)
 
 
 # What AOTAutograd makes of operators that the device knows better by the name that they have without it.
-_AS_WITHOUT_AOT = {torch.ops.aten._native_batch_norm_legit_no_training.default: _batch_norm}
+_AS_WITHOUT_AOT = {
+    torch.ops.aten._native_batch_norm_legit.default: _native_batch_norm,
+    torch.ops.aten._native_batch_norm_legit.no_stats: _without_statistics,
+    torch.ops.aten._native_batch_norm_legit_functional.default: _with_new_statistics,
+    torch.ops.aten._native_batch_norm_legit_no_training.default: _with_given_statistics,
+}
 
 
 class GraphOnHetero(fx.Interpreter):

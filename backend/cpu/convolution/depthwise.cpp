@@ -18,33 +18,11 @@ namespace {
 
 constexpr DepthwiseKernels kPortable = make_depthwise_kernels<Vector, Float32, Bfloat16, Float16>();
 
-const DepthwiseKernels& kernels_of(InstructionSet set) {
-#if defined(__x86_64__)
-  if (set == InstructionSet::kAvx512) return depthwise_avx512();
-  if (set == InstructionSet::kAvx2) return depthwise_avx2();
-#endif
-  (void)set;
-  return kPortable;
-}
-
 // The products that are worth another thread.
 constexpr int64_t kProductsPerThread = 128 << 10;
 
 // The bytes of outputs that are still in a cache when a follower runs on them.
 constexpr int64_t kFollowedBytes = 48 << 10;
-
-// Taps [first, last) along one dimension, which meet the pixels of an image.
-struct Taps {
-  int64_t first, last;
-
-  // Of an output whose first tap is at pixel `start`, which may be outside.
-  Taps(int64_t start, int64_t kernel, int64_t dilation, int64_t pixels)
-      : first(start < 0 ? divide_up(-start, dilation) : 0),
-        last(start < pixels ? std::min(kernel, divide_up(pixels - start, dilation)) : 0) {
-    first = std::min(first, kernel);
-    last = std::max(last, first);
-  }
-};
 
 // Outputs [first, last) of a row of outputs, to `to`.
 void compute(const Depthwise& call, const DepthwiseKernels& kernels, int64_t image, int64_t y, int64_t first,
@@ -62,10 +40,12 @@ void compute(const Depthwise& call, const DepthwiseKernels& kernels, int64_t ima
                        .step = g.stride_x * g.channels,
                        .taps = nullptr,
                        .taps_row = g.kernel_width * g.channels,
+                       .taps_step = g.channels,
                        .rows = static_cast<int>(rows.last - rows.first),
                        .columns = 0,
                        .bias = call.bias,
                        .output = nullptr,
+                       .output_step = g.channels,
                        .channels = g.channels};
   const int64_t pixel = g.channels * element_bytes(call.element);
   const auto* const plane = static_cast<const std::byte*>(call.input) + image * g.pixels() * pixel;
@@ -82,12 +62,21 @@ void compute(const Depthwise& call, const DepthwiseKernels& kernels, int64_t ima
     block.input = plane + (row * g.width + column) * pixel;
     block.taps = call.taps + (meets ? rows.first * g.kernel_width + columns.first : 0) * g.channels;
     block.output = to + (x - first) * pixel;
-    kernels[static_cast<size_t>(call.element)][static_cast<size_t>(count - 1)](block);
+    kernels.block[static_cast<size_t>(call.element)][static_cast<size_t>(count - 1)](block);
     x += count;
   }
 }
 
 }  // namespace
+
+const DepthwiseKernels& depthwise_kernels(InstructionSet set) {
+#if defined(__x86_64__)
+  if (set == InstructionSet::kAvx512) return depthwise_avx512();
+  if (set == InstructionSet::kAvx2) return depthwise_avx2();
+#endif
+  (void)set;
+  return kPortable;
+}
 
 void depthwise_taps(const ConvolutionGeometry& geometry, Element element, const void* weight, float* taps) {
   const auto value = [&](int64_t i) {
@@ -108,7 +97,7 @@ void depthwise_taps(const ConvolutionGeometry& geometry, Element element, const 
 
 void depthwise(const Depthwise& call, InstructionSet set) {
   const ConvolutionGeometry& g = call.geometry;
-  const DepthwiseKernels& kernels = kernels_of(set);
+  const DepthwiseKernels& kernels = depthwise_kernels(set);
   const int64_t width = g.out_width();
   const int64_t row_blocks = divide_up(width, kDepthwiseBlock);
   const int64_t products = kDepthwiseBlock * g.channels * g.kernel();

@@ -1,4 +1,5 @@
-// The kernel of depthwise.h, a template over a vector of floats and loaders of elements (vector/).
+// The kernels of depthwise.h and pixel_gradients.h, templates over a vector of floats and loaders
+// of elements (vector/).
 //
 // Each of depthwise.cpp, depthwise_avx2.cpp and depthwise_avx512.cpp includes it, compiled for
 // other instructions. Everything is in an unnamed namespace, so that the linker does not take one
@@ -10,6 +11,8 @@
 #include <cstdint>
 #include <cstring>
 #include <utility>
+
+#include "backend/cpu/vector/instruction_set.h"
 
 namespace hetero::backend {
 
@@ -23,14 +26,33 @@ struct DepthwiseBlock {
   int64_t step;       // and the same tap of the next output
   const float* taps;  // the first one that meets the image
   int64_t taps_row;
+  int64_t taps_step;  // from a tap to the one beside it
   int rows, columns;  // of taps that meet the image
   const void* bias;   // or null
   void* output;
+  int64_t output_step;  // from output to output
   int64_t channels;
 };
 
-// By the element, and the number of outputs, less one.
-using DepthwiseKernels = std::array<std::array<void (*)(const DepthwiseBlock&), kDepthwiseBlock>, 3>;
+// What taps of one row of the kernel have met at outputs that are neighbours in a row, times these
+// outputs' gradients: sums[tap][channel] are added to.
+struct DepthwiseSums {
+  const float* gradients;  // of the first output; others follow
+  const float* input;      // that the first tap meets there
+  int64_t input_tap;       // from what a tap meets to what the one beside it meets
+  int64_t step;            // and the same tap of the next output
+  int64_t outputs;
+  int taps;
+  int64_t channels;
+  float* sums;
+};
+
+struct DepthwiseKernels {
+  // By the element, and the number of outputs, less one.
+  std::array<std::array<void (*)(const DepthwiseBlock&), kDepthwiseBlock>, 3> block;
+  void (*sums)(const DepthwiseSums&);
+};
+const DepthwiseKernels& depthwise_kernels(InstructionSet set);
 const DepthwiseKernels& depthwise_avx2();
 const DepthwiseKernels& depthwise_avx512();
 
@@ -61,7 +83,7 @@ inline __attribute__((always_inline)) void depthwise_vectors(const DepthwiseBloc
       sums[i][2 * v + 1] = high;
     }
   }
-  const int64_t step = block.step, input_tap = block.input_tap, all = block.channels;
+  const int64_t step = block.step, input_tap = block.input_tap, taps_step = block.taps_step;
   const int columns = block.columns;
   const float* taps = block.taps + channel;
   const Stored* input = static_cast<const Stored*>(block.input) + channel;
@@ -71,7 +93,7 @@ inline __attribute__((always_inline)) void depthwise_vectors(const DepthwiseBloc
 #pragma GCC unroll 8
     for (int i = 0; i < kOutputs; ++i) met[i] = input + i * step;
     int64_t at = 0;
-    for (int x = columns; x > 0; --x, tap += all, at += input_tap) {
+    for (int x = columns; x > 0; --x, tap += taps_step, at += input_tap) {
 #pragma GCC unroll 2
       for (int v = 0; v < kPairs; ++v) {
         Vector weights[2];
@@ -88,7 +110,7 @@ inline __attribute__((always_inline)) void depthwise_vectors(const DepthwiseBloc
   }
 #pragma GCC unroll 8
   for (int i = 0; i < kOutputs; ++i) {
-    Stored* const to = static_cast<Stored*>(block.output) + i * all + channel;
+    Stored* const to = static_cast<Stored*>(block.output) + i * block.output_step + channel;
 #pragma GCC unroll 2
     for (int v = 0; v < kPairs; ++v) {
       if constexpr (whole) {
@@ -120,14 +142,119 @@ void depthwise_block(const DepthwiseBlock& block) {
   }
 }
 
+// kTaps taps, kPairs pairs of vectors of channels, or the first `channels` of one pair.
+template <typename Vector, typename Floats, int kTaps, int kPairs, bool whole>
+inline __attribute__((always_inline)) void depthwise_tap_sums(const DepthwiseSums& call, int64_t channel,
+                                                              int channels) {
+  constexpr int kPair = 2 * Vector::kWidth;
+  const auto load = [&](const float* p, Vector& low, Vector& high) {
+    if constexpr (whole) {
+      Floats::load(p, low, high);
+    } else {
+      Floats::load_part(p, channels, low, high);
+    }
+  };
+  Vector sums[kTaps][2 * kPairs];
+#pragma GCC unroll 8
+  for (int t = 0; t < kTaps; ++t) {
+#pragma GCC unroll 4
+    for (int v = 0; v < 2 * kPairs; ++v) sums[t][v] = Vector::zero();
+  }
+  const float* gradients = call.gradients + channel;
+  const float* input = call.input + channel;
+  const int64_t input_tap = call.input_tap;
+  for (int64_t i = call.outputs; i > 0; --i, gradients += call.channels, input += call.step) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kPairs; ++v) {
+      Vector gradient[2];
+      load(gradients + v * kPair, gradient[0], gradient[1]);
+#pragma GCC unroll 8
+      for (int t = 0; t < kTaps; ++t) {
+        Vector met[2];
+        load(input + t * input_tap + v * kPair, met[0], met[1]);
+        sums[t][2 * v] = Vector::fma(gradient[0], met[0], sums[t][2 * v]);
+        sums[t][2 * v + 1] = Vector::fma(gradient[1], met[1], sums[t][2 * v + 1]);
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int t = 0; t < kTaps; ++t) {
+    float* const to = call.sums + t * call.channels + channel;
+#pragma GCC unroll 2
+    for (int v = 0; v < kPairs; ++v) {
+      Vector low, high;
+      load(to + v * kPair, low, high);
+      low = Vector::add(low, sums[t][2 * v]);
+      high = Vector::add(high, sums[t][2 * v + 1]);
+      if constexpr (whole) {
+        low.store(to + v * kPair);
+        high.store(to + v * kPair + Vector::kWidth);
+      } else {
+        float made[kPair];
+        low.store(made);
+        high.store(made + Vector::kWidth);
+        std::memcpy(to, made, static_cast<size_t>(channels) * sizeof(float));
+      }
+    }
+  }
+}
+
+template <typename Vector, typename Floats, int kTaps>
+void depthwise_some_taps(const DepthwiseSums& call) {
+  // As many sums as there are registers for.
+  constexpr int kPairs = Vector::kRegisters >= 32 ? 2 : 1;
+  constexpr int64_t kPair = 2 * Vector::kWidth;
+  int64_t channel = 0;
+  for (; channel + kPairs * kPair <= call.channels; channel += kPairs * kPair) {
+    depthwise_tap_sums<Vector, Floats, kTaps, kPairs, true>(call, channel, 0);
+  }
+  if (kPairs > 1 && channel + kPair <= call.channels) {
+    depthwise_tap_sums<Vector, Floats, kTaps, 1, true>(call, channel, 0);
+    channel += kPair;
+  }
+  if (channel < call.channels) {
+    depthwise_tap_sums<Vector, Floats, kTaps, 1, false>(call, channel, static_cast<int>(call.channels - channel));
+  }
+}
+
+// Any number of taps, up to five at a time.
+template <typename Vector, typename Floats>
+void depthwise_sums(const DepthwiseSums& call) {
+  DepthwiseSums some = call;
+  for (int left = call.taps; left > 0; left -= some.taps) {
+    some.taps = left < 5 ? left : 5;
+    switch (some.taps) {
+      case 1:
+        depthwise_some_taps<Vector, Floats, 1>(some);
+        break;
+      case 2:
+        depthwise_some_taps<Vector, Floats, 2>(some);
+        break;
+      case 3:
+        depthwise_some_taps<Vector, Floats, 3>(some);
+        break;
+      case 4:
+        depthwise_some_taps<Vector, Floats, 4>(some);
+        break;
+      default:
+        depthwise_some_taps<Vector, Floats, 5>(some);
+        break;
+    }
+    some.input += some.taps * some.input_tap;
+    some.sums += some.taps * some.channels;
+  }
+}
+
 // Of loaders for float32, bfloat16 and float16.
 template <typename Vector, typename Floats, typename... E>
 constexpr DepthwiseKernels make_depthwise_kernels() {
   const auto of = []<typename One, int... i>(One, std::integer_sequence<int, i...>) {
-    return typename DepthwiseKernels::value_type{&depthwise_block<Vector, Floats, One, i + 1>...};
+    using Blocks = decltype(DepthwiseKernels::block)::value_type;
+    return Blocks{&depthwise_block<Vector, Floats, One, i + 1>...};
   };
-  return {of(Floats(), std::make_integer_sequence<int, kDepthwiseBlock>()),
-          of(E(), std::make_integer_sequence<int, kDepthwiseBlock>())...};
+  return {.block = {of(Floats(), std::make_integer_sequence<int, kDepthwiseBlock>()),
+                    of(E(), std::make_integer_sequence<int, kDepthwiseBlock>())...},
+          .sums = &depthwise_sums<Vector, Floats>};
 }
 
 }  // namespace

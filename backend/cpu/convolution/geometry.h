@@ -4,7 +4,10 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+
+#include "backend/base/rounding.h"
 
 namespace hetero::backend {
 
@@ -33,6 +36,19 @@ struct ConvolutionGeometry {
   int64_t positions() const { return out_height() * out_width(); }
   // Whether a channel's row of columns is the channel's plane.
   bool pointwise() const { return kernel() == 1 && stride_y == 1 && stride_x == 1 && padding_y == 0 && padding_x == 0; }
+};
+
+// Taps [first, last) along one dimension, which meet the pixels of an image.
+struct Taps {
+  int64_t first, last;
+
+  // Of an output whose first tap is at pixel `start`, which may be outside.
+  Taps(int64_t start, int64_t kernel, int64_t dilation, int64_t pixels)
+      : first(start < 0 ? divide_up(-start, dilation) : 0),
+        last(start < pixels ? std::min(kernel, divide_up(pixels - start, dilation)) : 0) {
+    first = std::min(first, kernel);
+    last = std::max(last, first);
+  }
 };
 
 }  // namespace hetero::backend

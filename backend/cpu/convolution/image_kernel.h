@@ -1,5 +1,5 @@
-// The loops of max_pool.h and pixel_mean.h, for the files that are compiled for one instruction set
-// each: vectors of 16 channels, as the compiler has them.
+// The loops of max_pool.h, pixel_mean.h and batch_norm.h, for the files that are compiled for one
+// instruction set each: vectors of 16 channels, as the compiler has them.
 
 #pragma once
 
@@ -27,9 +27,28 @@ struct PixelSum {
   float* sums;
 };
 
-struct ImageKernels {  // by the element
+// Rows of 16 * vectors columns, at most kNormColumns, `stride` floats apart. Each column has
+// numbers of its own, and results: the mean and the sum of squared distances from it; the sums of
+// gradients and of their products with input - mean.
+inline constexpr int64_t kNormColumns = 64;
+struct NormRows {
+  int64_t rows, stride, vectors;
+  const float* input;
+  const float* gradient;
+  const float* numbers[4];
+  float* output;
+  float* results[2];
+};
+
+struct ImageKernels {
+  // By the element.
   std::array<void (*)(const PoolWindow&), 3> largest;
   std::array<void (*)(const PixelSum&), 3> sum;
+  void (*moments)(const NormRows&);
+  void (*gradient_sums)(const NormRows&);  // numbers: the mean
+  void (*normalize)(const NormRows&);      // numbers: mean, a, b of (input - mean) * a + b
+  // numbers: mean, a, b, c of (input - mean) * a + (gradient * b + c)
+  void (*norm_gradient)(const NormRows&);
 };
 const ImageKernels& image_kernels_avx2();
 const ImageKernels& image_kernels_avx512();
@@ -190,9 +209,110 @@ void sum_pixels(const PixelSum& call) {
   std::memcpy(call.sums + channel, &sums, left * sizeof(float));
 }
 
+inline LaneFloats lanes_at(const float* from) {
+  LaneFloats lanes;
+  std::memcpy(&lanes, from, sizeof(lanes));
+  return lanes;
+}
+inline void put_lanes(const LaneFloats& lanes, float* to) { std::memcpy(to, &lanes, sizeof(lanes)); }
+
+// Two vectors of columns at a time: as many as have registers.
+template <template <int> typename Loop>
+inline void for_columns(const NormRows& call) {
+  int64_t vector = 0;
+  for (; vector + 2 <= call.vectors; vector += 2) Loop<2>::run(call, vector * kLanes);
+  if (vector < call.vectors) Loop<1>::run(call, vector * kLanes);
+}
+
+template <int kVectors>
+struct Moments {
+  static void run(const NormRows& call, int64_t column) {
+    LaneFloats sums[kVectors] = {}, squares[kVectors] = {};
+    const float* const first = call.input + column;
+    const float* from = first;
+    for (int64_t row = 0; row < call.rows; ++row, from += call.stride) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) sums[v] += lanes_at(from + v * kLanes);
+    }
+    const LaneFloats share = LaneFloats{} + 1.0f / static_cast<float>(call.rows);
+    for (int v = 0; v < kVectors; ++v) sums[v] *= share;
+    from = first;
+    for (int64_t row = 0; row < call.rows; ++row, from += call.stride) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        const LaneFloats distance = lanes_at(from + v * kLanes) - sums[v];
+        squares[v] += distance * distance;
+      }
+    }
+    std::memcpy(call.results[0] + column, sums, sizeof(sums));
+    std::memcpy(call.results[1] + column, squares, sizeof(squares));
+  }
+};
+
+template <int kVectors>
+struct GradientSums {
+  static void run(const NormRows& call, int64_t column) {
+    LaneFloats means[kVectors], sums[kVectors] = {}, products[kVectors] = {};
+    std::memcpy(means, call.numbers[0] + column, sizeof(means));
+    const float *from = call.input + column, *gradient = call.gradient + column;
+    for (int64_t row = 0; row < call.rows; ++row, from += call.stride, gradient += call.stride) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        const LaneFloats one = lanes_at(gradient + v * kLanes);
+        sums[v] += one;
+        products[v] += one * (lanes_at(from + v * kLanes) - means[v]);
+      }
+    }
+    std::memcpy(call.results[0] + column, sums, sizeof(sums));
+    std::memcpy(call.results[1] + column, products, sizeof(products));
+  }
+};
+
+template <int kVectors>
+struct Normalize {
+  static void run(const NormRows& call, int64_t column) {
+    LaneFloats mean[kVectors], a[kVectors], b[kVectors];
+    std::memcpy(mean, call.numbers[0] + column, sizeof(mean));
+    std::memcpy(a, call.numbers[1] + column, sizeof(a));
+    std::memcpy(b, call.numbers[2] + column, sizeof(b));
+    const float* from = call.input + column;
+    float* to = call.output + column;
+    for (int64_t row = 0; row < call.rows; ++row, from += call.stride, to += call.stride) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        put_lanes((lanes_at(from + v * kLanes) - mean[v]) * a[v] + b[v], to + v * kLanes);
+      }
+    }
+  }
+};
+
+template <int kVectors>
+struct NormGradient {
+  static void run(const NormRows& call, int64_t column) {
+    LaneFloats mean[kVectors], a[kVectors], b[kVectors], c[kVectors];
+    std::memcpy(mean, call.numbers[0] + column, sizeof(mean));
+    std::memcpy(a, call.numbers[1] + column, sizeof(a));
+    std::memcpy(b, call.numbers[2] + column, sizeof(b));
+    std::memcpy(c, call.numbers[3] + column, sizeof(c));
+    const float *from = call.input + column, *gradient = call.gradient + column;
+    float* to = call.output + column;
+    for (int64_t row = 0; row < call.rows; ++row, from += call.stride, gradient += call.stride, to += call.stride) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        const LaneFloats by_gradient = lanes_at(gradient + v * kLanes) * b[v] + c[v];
+        put_lanes((lanes_at(from + v * kLanes) - mean[v]) * a[v] + by_gradient, to + v * kLanes);
+      }
+    }
+  }
+};
+
 constexpr ImageKernels kImageKernels = {
     {&pool_window<LanesOfFloat32>, &pool_window<LanesOfBfloat16>, &pool_window<LanesOfFloat16>},
-    {&sum_pixels<LanesOfFloat32>, &sum_pixels<LanesOfBfloat16>, &sum_pixels<LanesOfFloat16>}};
+    {&sum_pixels<LanesOfFloat32>, &sum_pixels<LanesOfBfloat16>, &sum_pixels<LanesOfFloat16>},
+    &for_columns<Moments>,
+    &for_columns<GradientSums>,
+    &for_columns<Normalize>,
+    &for_columns<NormGradient>};
 
 }  // namespace
 }  // namespace hetero::backend

@@ -218,6 +218,28 @@ TEST_CASE("of a graph alone, what others see is said apart") {
   CHECK_FALSE(has_channels_last(*saved, a));
 }
 
+TEST_CASE("images that are saved for gradients are seen in their new layout") {
+  for (const int64_t filter : {1, 1000}) {  // elements
+    Images p;
+    const BufferId x = p.input(product(p.sizes));
+    const BufferId a = p.empty(product(p.sizes));
+    const BufferId weight = p.input(filter * 9);
+    p.add(convolution(), {p.image(x), p.operand(weight, Access::kRead, {1, filter, 3, 3}, rows({1, filter, 3, 3}), 0),
+                          p.image(a, Access::kDefine)});
+    p.escape(a);
+    auto saved = save(p);
+    std::vector<uint8_t> temporary(saved->graph.buffers.size(), 0);
+    temporary[a] = 1;
+    const WindowId before = saved->graph.operands_of(saved->graph.nodes[0])[2].window;
+    SavedImage seen{a, before};
+    const bool is_small = filter == 1;
+    CHECK(use_channels_last(saved->graph, saved->windows, temporary, std::span(&seen, 1)) == (is_small ? 1 : 0));
+    CHECK(has_channels_last(*saved, a) == is_small);
+    CHECK((seen.window != before) == is_small);
+    CHECK(seen.window == saved->graph.operands_of(saved->graph.nodes[0])[2].window);
+  }
+}
+
 TEST_CASE("an image that meets a row-major one in an operator stays row-major") {
   Images p;
   const BufferId x = p.input(product(p.sizes));

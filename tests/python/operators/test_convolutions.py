@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from helpers import DEVICE, assert_same
@@ -83,3 +85,28 @@ def test_gradients_are_those_of_the_cpu_whatever_the_layout(layout: torch.memory
         for value, other in zip(actual, expected, strict=True):
             assert value.stride() == other.stride()
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize("dimensions", [1, 2])
+def test_gradients_of_images_with_their_channels_last(dimensions: int) -> None:
+    torch.manual_seed(0)
+    make = nn.Conv1d if dimensions == 1 else nn.Conv2d
+    layers = [make(24, 40, 1), make(24, 24, 3, padding=1, groups=24), make(24, 24, 5, stride=2, padding=3, groups=24),
+              make(24, 24, 3, dilation=2, stride=3, groups=24, bias=False), make(24, 24, 1, groups=24),
+              make(24, 48, 3, groups=24), make(24, 40, 1, stride=2)]
+    x = torch.randn(3, 24, *(13, 11)[:dimensions])
+    if dimensions == 2:
+        x = x.to(memory_format=torch.channels_last)
+    else:
+        x = x.transpose(1, 2).contiguous().transpose(1, 2)
+    for layer in layers:
+        there, truth = copy.deepcopy(layer).to(DEVICE), copy.deepcopy(layer).double()
+        found = []
+        for module, images in ((there, x.to(DEVICE)), (truth, x.double())):
+            for _ in range(3):
+                images = images.detach().requires_grad_()
+                module.zero_grad()
+                module(images).pow(2).sum().backward()
+            found.append([images.grad.cpu(), *(one.grad.cpu() for one in module.parameters())])
+        for one, other in zip(*found, strict=True):
+            torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-3)
