@@ -138,8 +138,8 @@ class Layouts {
   // Of gradients of convolutions: whether their images gain more by the other layout than is lost
   // by their filters, which are made row-major in the program's memory and brought into the images'
   // layout by each kernel, as their gradients are brought back. On two Zen 4 cores, an element of a
-  // filter costs 5 to 10 ns, and one of an image gains 1 to 3.
-  // Where they are computed by another program, of what is convolved here.
+  // filter costs 5 to 10 ns, and one of an image gains 1 to 3. Where the gradients are another
+  // program's, the convolutions here stand for them.
   bool filters_are_small() const {
     constexpr int64_t kLeastImages = 32;  // elements for each of filters
     int64_t filters = 0, images = 0;

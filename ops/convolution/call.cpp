@@ -285,8 +285,8 @@ bool recognize_convolution_backward(const graph::Invocation& invocation, Convolu
   } else if (by_pixels(call.input) && by_pixels(call.grad_output) && by_pixels(call.grad_input)) {
     call.shape.input_last = call.shape.output_last = true;
     const bool depthwise = weight.sizes()[1] == 1 && geometry.outputs == geometry.channels;
-    if (geometry.pointwise() && call.settings.groups == 1) call.ours = ConvolutionImplementation::kUnfolded;
-    if (depthwise) call.ours = ConvolutionImplementation::kDepthwise;
+    if (depthwise || (geometry.pointwise() && call.settings.groups == 1))
+      call.ours = ConvolutionImplementation::kPixels;
   }
   if (call.ours == ConvolutionImplementation::kStock) return false;
   call.shape.work = ConvolutionWork::kBackward;

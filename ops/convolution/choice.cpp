@@ -7,7 +7,7 @@
 namespace hetero::ops {
 namespace {
 
-constexpr const char* kNames[kConvolutionImplementations] = {"stock",  "unfolded", "depthwise",
+constexpr const char* kNames[kConvolutionImplementations] = {"stock",  "unfolded", "pixels", "depthwise",
                                                              "packed", "panels",   "tiles"};
 constexpr const char* kUntried = "untried";
 constexpr const char* kLayouts[] = {"rows", "last"};

@@ -21,6 +21,7 @@ namespace hetero::ops {
 enum class ConvolutionImplementation : uint8_t {
   kStock,     // ATen's kernel
   kUnfolded,  // backend/cpu/convolution/convolution.h
+  kPixels,    // gradients: backend/cpu/convolution/pixel_gradients.h
   // The rest keep a filter in a layout of their own (filter.h); depthwise loops may make it anew.
   kDepthwise,  // backend/cpu/convolution/depthwise.h
   kPacked,     // oneDNN's
@@ -28,7 +29,7 @@ enum class ConvolutionImplementation : uint8_t {
   kPanels,
   kTiles,
 };
-inline constexpr int kConvolutionImplementations = 6;
+inline constexpr int kConvolutionImplementations = 7;
 const char* to_string(ConvolutionImplementation implementation);
 
 // The operation of a call.
@@ -38,7 +39,7 @@ enum ConvolutionGradient : uint8_t { kOfInput = 1, kOfWeight = 2, kOfBias = 4 };
 
 // The properties of a call that the choice depends on.
 struct ConvolutionShape {
-  static constexpr const char* kKind = "convolution 5";
+  static constexpr const char* kKind = "convolution 6";
   backend::Element element = backend::Element::kFloat32;
   ConvolutionWork work = ConvolutionWork::kForward;
   uint8_t gradients = 0;

@@ -54,7 +54,8 @@ PackedWeights* filters_of(const graph::Invocation& invocation, const Convolution
 void complete(ConvolutionCall& call) {
   call.shape.threads = at::get_num_threads();
   call.shape.tiles = call.has_patches && may_use_tiles(call.shape.element);
-  if (call.ours == Implementation::kUnfolded && !has_sgemm()) call.ours = Implementation::kStock;
+  const bool multiplies = call.ours == Implementation::kUnfolded || call.ours == Implementation::kPixels;
+  if (multiplies && !has_sgemm()) call.ours = Implementation::kStock;
 }
 
 PixelProduct product_of(const ConvolutionCall& call) {
@@ -86,24 +87,25 @@ const float* read(const graph::Invocation& invocation, int operand) {
   return static_cast<const float*>(invocation.data[operand]) + window_of(invocation, operand).offset;
 }
 
-// By the implementation that needs no filter.
-void run_plainly(Implementation implementation, const ConvolutionShape& shape, const Numbers& numbers) {
-  if (shape.work == ConvolutionWork::kBackward && shape.input_last) {
-    const backend::PixelGradients call{.geometry = shape.geometry,
-                                       .grad_output = numbers.grad_output,
-                                       .input = numbers.input,
-                                       .weight = numbers.weight,
-                                       .gradients = numbers.gradients};
-    if (implementation == Implementation::kDepthwise) {
-      backend::depthwise_gradients(call);
-    } else {
-      backend::pointwise_gradients(call, &sgemm);
-    }
-  } else if (shape.work == ConvolutionWork::kBackward) {
+void run_unfolded(const ConvolutionShape& shape, const Numbers& numbers) {
+  if (shape.work == ConvolutionWork::kBackward) {
     backend::convolution_backward(shape.geometry, numbers.grad_output, numbers.input, numbers.weight, numbers.gradients,
                                   &sgemm);
   } else {
     backend::convolution_forward(shape.geometry, numbers.input, numbers.weight, numbers.bias, numbers.output, &sgemm);
+  }
+}
+
+void run_by_pixels(const ConvolutionShape& shape, const Numbers& numbers) {
+  const backend::PixelGradients call{.geometry = shape.geometry,
+                                     .grad_output = numbers.grad_output,
+                                     .input = numbers.input,
+                                     .weight = numbers.weight,
+                                     .gradients = numbers.gradients};
+  if (shape.groups == 1 && shape.geometry.pointwise()) {
+    backend::pointwise_gradients(call, &sgemm);
+  } else {
+    backend::depthwise_gradients(call);
   }
 }
 
@@ -175,10 +177,12 @@ class Sample {
         run_stock();
         break;
       case Implementation::kUnfolded:
-        run_plainly(implementation, call_.shape, numbers_);
+        run_unfolded(call_.shape, numbers_);
+        break;
+      case Implementation::kPixels:
+        run_by_pixels(call_.shape, numbers_);
         break;
       default:
-        if (call_.is_backward()) return run_plainly(implementation, call_.shape, numbers_);
         run_by_filter(implementation);
         break;
     }
@@ -475,7 +479,7 @@ bool run_recognized(const graph::Invocation& invocation, ConvolutionCall& call) 
     return true;
   }
   if (choice.plain == Implementation::kStock) return false;
-  if (choice.plain == Implementation::kDepthwise && !call.is_backward()) {
+  if (choice.plain == Implementation::kDepthwise) {
     KernelTensors tensors(invocation);
     const PackedWeights::Made made =
         make_filter(choice.plain, call, tensors.operand(call.weight), sizes_of(window_of(invocation, call.input)));
@@ -486,13 +490,17 @@ bool run_recognized(const graph::Invocation& invocation, ConvolutionCall& call) 
     KernelTensors tensors(invocation);
     Output output(invocation, tensors, call.output), grad_input(invocation, tensors, call.grad_input),
         grad_weight(invocation, tensors, call.grad_weight), grad_bias(invocation, tensors, call.grad_bias);
-    run_plainly(choice.plain, call.shape,
-                {.input = read(invocation, call.input),
-                 .weight = read(invocation, call.weight),
-                 .bias = read(invocation, call.bias),
-                 .grad_output = read(invocation, call.grad_output),
-                 .output = output.numbers(),
-                 .gradients = {grad_input.numbers(), grad_weight.numbers(), grad_bias.numbers()}});
+    const Numbers numbers{.input = read(invocation, call.input),
+                          .weight = read(invocation, call.weight),
+                          .bias = read(invocation, call.bias),
+                          .grad_output = read(invocation, call.grad_output),
+                          .output = output.numbers(),
+                          .gradients = {grad_input.numbers(), grad_weight.numbers(), grad_bias.numbers()}};
+    if (choice.plain == Implementation::kPixels) {
+      run_by_pixels(call.shape, numbers);
+    } else {
+      run_unfolded(call.shape, numbers);
+    }
     for (Output* one : {&output, &grad_input, &grad_weight, &grad_bias}) one->deliver();
   });
   return true;

@@ -130,9 +130,10 @@ class NormOperands {
       images_ = {.images = sizes[0],
                  .channels = sizes[1],
                  .pixels = window.numel / (sizes[0] * sizes[1]),
-                 .channels_last = !window.contiguous || window.rank == 2};
+                 .channels_last = !window.contiguous};
+      if (images_.pixels == 1) images_.channels_last = true;  // in either
     }
-    const bool fits = window.rank == 2 || !images_.channels_last ? window.contiguous : is_by_pixels(window);
+    const bool fits = images_.channels_last && images_.pixels > 1 ? is_by_pixels(window) : window.contiguous;
     if (!fits || !std::ranges::equal(window.sizes(), first_->sizes())) return fail();
     return reinterpret_cast<float*>(address_of(invocation_, operand));
   }
@@ -158,7 +159,7 @@ class NormOperands {
 }  // namespace
 
 bool run_batch_norm(const graph::Invocation& invocation) {
-  if (!last_bits_may_vary() || invocation.node->output_count != 3) return false;
+  if (!last_bits_may_differ() || invocation.node->output_count != 3) return false;
   NormOperands operands(invocation);
   backend::BatchNorm call;
   call.input = operands.image();
@@ -180,7 +181,7 @@ bool run_batch_norm(const graph::Invocation& invocation) {
 }
 
 bool run_batch_norm_backward(const graph::Invocation& invocation) {
-  if (!last_bits_may_vary()) return false;
+  if (!last_bits_may_differ()) return false;
   NormOperands operands(invocation);
   backend::BatchNormGradients call;
   call.grad_output = operands.image();

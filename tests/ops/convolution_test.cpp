@@ -352,27 +352,36 @@ TEST_F(ConvolutionTest, PacksNoWeightWithoutRoomOrWithFusionOff) {
   EXPECT_GT(runs(), 0);
 }
 
-TEST_F(ConvolutionTest, ComputesTheGradientsThatAreWanted) {
-  for (const Case& c : kCases) {
-    const at::Tensor x = numbers(c.input, 1), w = numbers(c.weight, 2);
-    const at::Tensor gradient = numbers(c.forward(x, w, std::nullopt).sizes(), 3);
-    const at::Tensor x_there = settled(on_device(x)), w_there = settled(on_device(w)),
-                     gradient_there = settled(on_device(gradient));
-    force_convolution_implementation(Implementation::kUnfolded);
-    for (int bits = 1; bits < 8; ++bits) {
-      const std::array<bool, 3> mask{(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0};
-      SCOPED_TRACE(c10::str(c.input, " ", c.weight, " mask ", bits));
-      const std::vector<at::Tensor> expected = c.backward(gradient, x, w, mask);
-      // oneDNN gives the weight's gradient with the bias's, wanted or not; such a call is not ours.
-      const bool exact = expected[0].defined() == mask[0] && expected[1].defined() == mask[1];
-      EXPECT_EQ(own_runs_in([&] { return c.backward(gradient_there, x_there, w_there, mask); }), exact);
-      const std::vector<at::Tensor> actual = c.backward(gradient_there, x_there, w_there, mask);
-      for (size_t i = 0; i < 3; ++i) {
-        ASSERT_EQ(actual[i].defined(), expected[i].defined());
-        EXPECT_TRUE(!actual[i].defined() || close(actual[i], expected[i]));
-      }
+// Each choice of gradients, against the CPU's.
+void check_gradients(const Case& c, Implementation by, at::MemoryFormat format) {
+  const at::Tensor x = numbers(c.input, 1).contiguous(format), w = numbers(c.weight, 2);
+  const at::Tensor gradient = numbers(c.forward(x, w, std::nullopt).sizes(), 3).contiguous(format);
+  const at::Tensor x_there = ConvolutionTest::settled(on_device(x)), w_there = ConvolutionTest::settled(on_device(w)),
+                   gradient_there = ConvolutionTest::settled(on_device(gradient));
+  force_convolution_implementation(by);
+  for (int bits = 1; bits < 8; ++bits) {
+    const std::array<bool, 3> mask{(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0};
+    SCOPED_TRACE(c10::str(c.input, " ", c.weight, " mask ", bits));
+    const std::vector<at::Tensor> expected = c.backward(gradient, x, w, mask);
+    // oneDNN gives the weight's gradient with the bias's, wanted or not; such a call is not ours.
+    const bool exact = expected[0].defined() == mask[0] && expected[1].defined() == mask[1];
+    EXPECT_EQ(ConvolutionTest::own_runs_in([&] { return c.backward(gradient_there, x_there, w_there, mask); }), exact);
+    const std::vector<at::Tensor> actual = c.backward(gradient_there, x_there, w_there, mask);
+    for (size_t i = 0; i < 3; ++i) {
+      ASSERT_EQ(actual[i].defined(), expected[i].defined());
+      EXPECT_TRUE(!actual[i].defined() || close(actual[i], expected[i]));
     }
   }
+}
+
+TEST_F(ConvolutionTest, ComputesTheGradientsThatAreWanted) {
+  for (const Case& c : kCases) check_gradients(c, Implementation::kUnfolded, at::MemoryFormat::Contiguous);
+}
+
+TEST_F(ConvolutionTest, ComputesGradientsByPixels) {
+  for (const Case& c : kDepthwiseCases) check_gradients(c, Implementation::kPixels, at::MemoryFormat::ChannelsLast);
+  check_gradients(kCases[3], Implementation::kPixels, at::MemoryFormat::ChannelsLast);
+  check_gradients(kCases[5], Implementation::kPixels, at::MemoryFormat::ChannelsLast);
 }
 
 TEST_F(ConvolutionTest, OperandsMayBePartsOfOtherTensors) {

@@ -17,7 +17,7 @@ from torch._guards import TracingContext
 
 from torch_hetero.device import rng_prims
 from torch_hetero.program.compiled_graph import CompiledGraph
-from torch_hetero.program.joint import simplify
+from torch_hetero.program.joint import depends_on_strides, simplify
 
 __all__ = ["backend"]
 
@@ -56,11 +56,6 @@ def _seen_results() -> int | None:
     return metadata.num_forward if metadata else None
 
 
-def _divide(joint: fx.GraphModule, *arguments: Any, **named: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
-    simplify(joint)
-    return min_cut_rematerialization_partition(joint, *arguments, **named)
-
-
 def backend(
     model: fx.GraphModule,
     example_inputs: list[Any],
@@ -70,15 +65,25 @@ def backend(
 ) -> Callable[..., Any]:
     """The backend of ``torch.compile``. Registered as "hetero"; see ``docs/compile.md``."""
     chosen = _options(mode, options)
+    keeps_strides = False  # what the forward graph saves for the backward graph
+
+    def divide(joint: fx.GraphModule, *arguments: Any, **named: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+        nonlocal keeps_strides
+        simplify(joint)
+        keeps_strides = depends_on_strides(joint)
+        return min_cut_rematerialization_partition(joint, *arguments, **named)
+
+    def forward(module: fx.GraphModule, _: list[Any]) -> CompiledGraph:
+        return CompiledGraph(module, "forward", chosen, None if keeps_strides else _seen_results())
 
     def compiler(kind: str) -> Callable[[fx.GraphModule, list[Any]], CompiledGraph]:
-        return lambda module, _: CompiledGraph(module, kind, chosen, _seen_results() if kind == "forward" else None)
+        return lambda module, _: CompiledGraph(module, kind, chosen)
 
     compile_graphs = aot_autograd(
-        fw_compiler=compiler("forward"),
+        fw_compiler=forward,
         bw_compiler=compiler("backward"),
         inference_compiler=compiler("inference"),
-        partition_fn=_divide,
+        partition_fn=divide,
         keep_inference_input_mutations=True,
     )
     return compile_graphs(model, example_inputs)

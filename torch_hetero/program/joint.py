@@ -1,52 +1,66 @@
 """What AOTAutograd's graph of a forward and a backward pass is freed of, before it is divided into two.
 
-Such a graph writes nothing in place, so a copy of a value is the value. Operators in place, such as ``ReLU6(inplace)``,
-save a copy of what they overwrite, and AOTAutograd keeps it.
+Such a graph writes nothing but arguments, behind all that reads them, so a copy of another value is the value. Operators
+in place, such as ``ReLU6(inplace)``, save a copy of what they overwrite, and AOTAutograd keeps it.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import fx
-from torch._ops import OpOverload
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.ops import aten
 
-__all__ = ["simplify"]
+__all__ = ["depends_on_strides", "simplify"]
+
+# They see memory and not numbers.
+_BY_STRIDES = (aten.as_strided.default, aten.as_strided_scatter.default, aten.view.dtype)
+_LIMITS = (-1, 1)  # of a hardtanh that names none
+
+
+def depends_on_strides(joint: fx.GraphModule) -> bool:
+    """Says whether what is saved for the backward pass must have the strides that it had in the forward pass."""
+    return any(node.target in _BY_STRIDES for node in joint.graph.nodes)
 
 
 def simplify(joint: fx.GraphModule) -> None:
     """Makes the graph save less for its backward pass; every value stays what it is, bit for bit."""
-    returned = {_base(result) for result in joint.graph.output_node().all_input_nodes}
+    # Arguments and results may be written before the backward pass.
+    others = joint.graph.output_node().all_input_nodes + joint.graph.find_nodes(op="placeholder")
+    written = {_storage(node) for node in others} - {None}
     for node in list(joint.graph.nodes):
         if node.target is aten.clone.default:
-            _drop_copy(node, returned)
+            _drop_copy(node, written)
         elif node.target is aten.hardtanh_backward.default:
-            _read_result(node)
+            _read_result(node, written)
     joint.graph.lint()
     joint.recompile()
 
 
-def _base(node: fx.Node) -> fx.Node:
-    """What the node is a view of, or itself."""
-    while isinstance(node.target, OpOverload) and any(result.alias_info for result in node.target._schema.returns):
-        node = node.all_input_nodes[0]
-    return node
+def _storage(node: fx.Node) -> StorageWeakRef | None:
+    value = node.meta.get("val")
+    return StorageWeakRef(value.untyped_storage()) if isinstance(value, torch.Tensor) else None
 
 
-def _drop_copy(copy: fx.Node, returned: set[fx.Node]) -> None:
+def _drop_copy(copy: fx.Node, written: set[StorageWeakRef | None]) -> None:
     (source,) = copy.all_input_nodes
     if copy.meta["val"].stride() != source.meta["val"].stride():
         return
-    # Arguments and results may be written before the backward pass.
-    if copy in returned or _base(source) in returned or _base(source).op == "placeholder":
+    if _storage(copy) in written or _storage(source) in written:
         return
     copy.replace_all_uses_with(source)
     copy.graph.erase_node(copy)
 
 
-def _read_result(gradient: fx.Node) -> None:
-    # The gradient passes where the input was between the limits, and there alone the result is.
-    _, source, *limits = gradient.args
+def _read_result(gradient: fx.Node, written: set[StorageWeakRef | None]) -> None:
+    # The gradient passes where the input was between the limits, and there alone the result is. Results of smaller
+    # types are limited to numbers of these types, and gradients are not.
+    if gradient.meta["val"].dtype not in (torch.float32, torch.float64):
+        return
+    outer, source, *limits = gradient.args
     for user in source.users:
-        if user.target is aten.hardtanh.default and [*user.args[1:]] == limits:
-            gradient.replace_input_with(source, user)
+        if user.target is not aten.hardtanh.default or not user < gradient or _storage(user) in written:
+            continue
+        if [*user.args[1:], *_LIMITS[len(user.args) - 1 :]] == limits:
+            gradient.args = (outer, user, *limits)
             return

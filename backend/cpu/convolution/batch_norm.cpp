@@ -77,26 +77,31 @@ struct Pixels {
   int64_t place(int64_t block, int64_t column) const { return block * kBlockRows * columns + column; }
 };
 
-// A plane of a row-major image, as a matrix.
+// A plane of a row-major image, as a matrix, and whole vectors behind it as a row of their own.
 struct Plane {
-  int64_t pixels, columns, rows, left;
+  int64_t pixels, columns, rows, vectors, left;
 
   explicit Plane(int64_t size)
       : pixels(size),
         columns(std::min(kNormColumns, size / kLane * kLane)),
         rows(columns == 0 ? 0 : size / columns),
-        left(size - rows * columns) {}
+        vectors((size - rows * columns) / kLane),
+        left(size % kLane) {}
 
-  // Calls visit(first, rows) for blocks of rows, and visit_left(first) where something is left.
+  // Calls visit(first, rows).
   template <typename Visit>
   void for_blocks(Visit&& visit) const {
+    NormRows call{};
+    call.stride = columns;
+    call.vectors = columns / kLane;
     for (int64_t row = 0; row < rows; row += kBlockRows) {
-      NormRows call{};
       call.rows = std::min(kBlockRows, rows - row);
-      call.stride = columns;
-      call.vectors = columns / kLane;
       visit(row * columns, call);
     }
+    if (vectors == 0) return;
+    call.rows = 1;
+    call.vectors = vectors;
+    visit(rows * columns, call);
   }
 };
 
@@ -125,13 +130,20 @@ struct Moment {
   }
 };
 
-Moment moment_of(const float* values, int64_t count) {
-  Moment moment;
-  for (int64_t i = 0; i < count; ++i) moment.add({1, values[i], 0});
-  return moment;
+// Of so many columns, of which each has `rows` numbers.
+Moment moment_of(const float* means, const float* squares, int64_t rows, int64_t columns) {
+  Moment all{static_cast<double>(rows * columns), 0, 0};
+  for (int64_t i = 0; i < columns; ++i) all.mean += means[i];
+  all.mean /= static_cast<double>(columns);
+  for (int64_t i = 0; i < columns; ++i) {
+    const double distance = means[i] - all.mean;
+    all.squares += squares[i] + static_cast<double>(rows) * distance * distance;
+  }
+  return all;
 }
 
 Moment moment_of(const Plane& plane, const float* values, const ImageKernels& kernels) {
+  static constexpr Columns kZeros{};
   Moment all;
   Columns means, squares;
   plane.for_blocks([&](int64_t first, NormRows& call) {
@@ -139,17 +151,9 @@ Moment moment_of(const Plane& plane, const float* values, const ImageKernels& ke
     call.results[0] = means.data();
     call.results[1] = squares.data();
     kernels.moments(call);
-    // All columns have as many numbers.
-    double mean = 0, distances = 0;
-    for (int64_t i = 0; i < plane.columns; ++i) mean += means[static_cast<size_t>(i)];
-    mean /= static_cast<double>(plane.columns);
-    for (int64_t i = 0; i < plane.columns; ++i) {
-      const double distance = means[static_cast<size_t>(i)] - mean;
-      distances += squares[static_cast<size_t>(i)] + static_cast<double>(call.rows) * distance * distance;
-    }
-    all.add({static_cast<double>(call.rows * plane.columns), mean, distances});
+    all.add(moment_of(means.data(), squares.data(), call.rows, call.vectors * kLane));
   });
-  all.add(moment_of(values + plane.rows * plane.columns, plane.left));
+  if (plane.left > 0) all.add(moment_of(values + plane.pixels - plane.left, kZeros.data(), 1, plane.left));
   return all;
 }
 
@@ -263,7 +267,7 @@ void run_over(const NormedImages& images, ColumnNumbers<kCount>& numbers, const 
   const Plane plane(images.pixels);
   for_planes(images, [&](int64_t index, int64_t channel) {
     std::array<Columns, kCount> same;
-    for (size_t i = 0; i < kCount; ++i) same[i].fill(numbers[i][channel]);
+    for (size_t i = 0; i < kCount; ++i) std::fill_n(same[i].begin(), plane.columns, numbers[i][channel]);
     const int64_t at = index * images.pixels;
     plane.for_blocks([&](int64_t first, NormRows& call) {
       for (size_t i = 0; i < kCount; ++i) call.numbers[i] = same[i].data();
@@ -290,7 +294,8 @@ void batch_norm(const BatchNorm& call, InstructionSet set) {
   };
   add_up_moments(parts_of(images, call.input, kernels), images.channels,
                  [&](int64_t channel, double mean, double squares) {
-                   const double inverse = 1 / std::sqrt(squares / count + call.epsilon);
+                   const double variance = squares / count + call.epsilon;
+                   const double inverse = variance == 0 ? 0 : 1 / std::sqrt(variance);
                    run(call.running_mean, channel, mean);
                    run(call.running_variance, channel, squares / (count - 1));
                    call.mean[channel] = static_cast<float>(mean);
@@ -343,7 +348,7 @@ void batch_norm_gradients(const BatchNormGradients& call, InstructionSet set) {
       const float *const gradient = call.grad_output + index * plane.pixels, *const input =
                                                                                  call.input + index * plane.pixels;
       Columns mean, sums, products;
-      mean.fill(call.mean[channel]);
+      std::fill_n(mean.begin(), plane.columns, call.mean[channel]);
       double sum = 0, product = 0;
       plane.for_blocks([&](int64_t first, NormRows& rows) {
         rows.input = input + first;
@@ -352,7 +357,7 @@ void batch_norm_gradients(const BatchNormGradients& call, InstructionSet set) {
         rows.results[0] = sums.data();
         rows.results[1] = products.data();
         kernels.gradient_sums(rows);
-        for (size_t i = 0; i < static_cast<size_t>(plane.columns); ++i) {
+        for (size_t i = 0; i < static_cast<size_t>(rows.vectors * kLane); ++i) {
           sum += sums[i];
           product += products[i];
         }

@@ -83,6 +83,66 @@ def test_a_copy_that_the_caller_gets_is_one() -> None:
     assert_same([shown.detach().cpu(), other.detach().cpu()], [x * 2 * 5, x * 2])
 
 
+def test_copies_of_parts_of_arguments_stay_copies() -> None:
+    def function(state: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        first, _ = state.chunk(2)
+        kept = first.clone()
+        with torch.no_grad():
+            state.mul_(0.5)
+        return (x * kept).sum()
+
+    found = []
+    for call, device in ((function, "cpu"), (compiled(function), "hetero")):
+        state, x = torch.arange(8.0).to(device), torch.ones(4).to(device).requires_grad_()
+        call(state, x).backward()
+        found.append([x.grad.cpu(), state.cpu()])
+    assert_same(found[1], found[0])
+
+
+def test_a_result_that_the_caller_writes_is_not_saved() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.relu6(x * 3)
+
+    found = []
+    for call, device in ((function, "cpu"), (compiled(function), "hetero")):
+        x = torch.linspace(-3, 3, 13).to(device).requires_grad_()
+        result = call(x)
+        result.mul_(2)
+        result.sum().backward()
+        found.append([result.detach().cpu(), x.grad.cpu()])
+    assert_same(found[1], found[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("limits", [(), (-0.7, 0.7)])
+def test_gradients_of_what_is_at_its_limits(dtype: torch.dtype, limits: tuple[float, ...], unfused: None) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.hardtanh(x * 3, *limits).square()
+
+    found = []
+    for call, device in ((function, "cpu"), (compiled(function), "hetero")):
+        x = torch.linspace(-3, 3, 61).to(dtype).to(device).requires_grad_()
+        call(x).sum().backward()
+        found.append(x.grad.cpu())
+    assert_same(found[1], found[0])
+
+
+def test_a_saved_image_that_is_seen_by_its_strides_keeps_them() -> None:
+    layers = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, padding=1, groups=8))
+
+    def function(layers: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        made = layers(x)
+        part = made.as_strided((2, 8, 10), (1152, 144, 1))
+        return (part * part).sum() + made.sigmoid().sum()
+
+    there = copy.deepcopy(layers).to("hetero")
+    x = torch.randn(2, 3, 12, 12)
+    function(layers, x).backward()
+    torch.compile(function, backend="hetero")(there, x.to("hetero")).backward()
+    for mine, theirs in zip(there.parameters(), layers.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad.cpu(), theirs.grad, rtol=1e-4, atol=1e-4)
+
+
 def test_what_the_caller_gets_keeps_its_layout() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3, padding=1, groups=8)).to("hetero")
     forward = compiled(model)

@@ -1,4 +1,4 @@
-"""Batch norms by the statistics of the batch, and their gradients: as PyTorch's, and nearer to float64."""
+"""Batch norms by the statistics of the batch, and their gradients: near to float64, and PyTorch's bits unfused."""
 
 from __future__ import annotations
 
@@ -32,16 +32,21 @@ def trained(norm: nn.Module, x: torch.Tensor, weights: torch.Tensor) -> list[tor
     return [one.cpu() for one in found]
 
 
+def dense(x: torch.Tensor) -> torch.Tensor:
+    """As the device has it."""
+    return x.contiguous() if 0 in x.stride() else x
+
+
 def samples() -> list[torch.Tensor]:
     """Of 24 channels, in several layouts."""
     torch.manual_seed(0)
     images = torch.randn(3, 24, 7, 5) * 2 + 3
-    return [images, images.to(memory_format=torch.channels_last), images.transpose(2, 3), images.expand(3, 24, 7, 5)[1:],
+    return [images, images.to(memory_format=torch.channels_last), images.transpose(2, 3), images[:1].expand(3, 24, 7, 5),
             torch.randn(1, 24, 40, 40), torch.randn(2, 24, 1, 1)]
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_a_step_is_as_near_to_the_truth_as_pytorchs(name: str) -> None:
+def test_a_step_is_near_to_the_truth(name: str) -> None:
     for x in samples():
         weights = torch.randn_like(x)
         norm = MAKERS[name]().train()
@@ -56,7 +61,8 @@ def test_unfused_a_step_has_pytorchs_bits(unfused: None) -> None:
         weights = torch.randn_like(x)
         norm = nn.BatchNorm2d(24)
         there = copy.deepcopy(norm).to("hetero")
-        for one, other in zip(trained(there, x.to("hetero"), weights.to("hetero")), trained(norm, x, weights), strict=True):
+        for one, other in zip(trained(there, x.to("hetero"), weights.to("hetero")), trained(norm, dense(x), weights),
+                              strict=True):
             assert_same(one, other)
 
 

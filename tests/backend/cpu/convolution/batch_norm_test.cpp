@@ -147,6 +147,18 @@ TEST_CASE("batch norms on several threads") {
   }
 }
 
+TEST_CASE("equal numbers have no deviation, even without an epsilon") {
+  const std::vector<float> input(24, 2.0f), bias{1, 2, 3};
+  std::vector<float> output = unset(24), mean = unset(3), inverse = unset(3);
+  batch_norm({.images = {.images = 2, .channels = 3, .pixels = 4},
+              .input = input.data(),
+              .bias = bias.data(),
+              .output = output.data(),
+              .mean = mean.data(),
+              .inverse_deviation = inverse.data()});
+  for (size_t i = 0; i < output.size(); ++i) CHECK(output[i] == bias[i / 4 % 3]);
+}
+
 TEST_CASE("a batch norm of one number for each channel has no variance to run on") {
   const std::vector<float> input = numbers(8, 1);
   std::vector<float> output = unset(8), mean = unset(8), inverse = unset(8), variance(8, 1.0f);

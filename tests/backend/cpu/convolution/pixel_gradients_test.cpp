@@ -59,7 +59,7 @@ void check(const Geometry& g, bool depthwise, Run&& run) {
   const std::vector<float> grad_output = numbers(g.images * g.positions() * g.outputs, 3);
   const Expected expected = expected_of(g, depthwise, grad_output, input, weight);
   const double summed = static_cast<double>(g.images * g.positions());
-  for (unsigned wanted = 1; wanted < 8; wanted += 2) {
+  for (const unsigned wanted : {1u, 2u, 6u, 7u}) {
     std::vector<float> of_input = unset(static_cast<int64_t>(input.size()));
     std::vector<float> of_weight = unset(static_cast<int64_t>(weight.size())), of_bias = unset(g.outputs);
     run({.geometry = g,
@@ -67,10 +67,10 @@ void check(const Geometry& g, bool depthwise, Run&& run) {
          .input = input.data(),
          .weight = weight.data(),
          .gradients = {.input = (wanted & 1) != 0 ? of_input.data() : nullptr,
-                       .weight = (wanted & 2) != 0 || wanted == 5 ? of_weight.data() : nullptr,
+                       .weight = (wanted & 2) != 0 ? of_weight.data() : nullptr,
                        .bias = (wanted & 4) != 0 ? of_bias.data() : nullptr}});
     if ((wanted & 1) != 0) REQUIRE(different(of_input, expected.input, 1e-4) == 0);
-    if ((wanted & 2) != 0 || wanted == 5) REQUIRE(different(of_weight, expected.weight, 1e-6 * summed + 1e-5) == 0);
+    if ((wanted & 2) != 0) REQUIRE(different(of_weight, expected.weight, 1e-6 * summed + 1e-5) == 0);
     if ((wanted & 4) != 0) REQUIRE(different(of_bias, expected.bias, 1e-6 * summed + 1e-5) == 0);
   }
 }
