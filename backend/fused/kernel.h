@@ -56,7 +56,8 @@ union Number {
 // The operation of a map. Other devices than the CPU know a map by this name, and simple maps are
 // compiled together with their neighbours by it (compile.h). a, b and c are its operands in order,
 // x, y and z its numbers. In the first part, each operation rounds, except fma, which rounds a
-// product and a sum once, and these are the CPU's bits. In the second part, some are only near.
+// product and a sum once, and these are the CPU's bits, but for kSqrt. In the second part, some are
+// only near.
 // Integers wrap. A form puts a number in the place of an operand; the others follow.
 enum class MapOperation : uint8_t {
   kOpaque,  // only the function knows

@@ -1,4 +1,4 @@
-// Functions that PyTorch takes from MKL where it is there, square roots and powers.
+// Functions that PyTorch takes from MKL where it is there, and powers.
 //
 // Included by functions_impl.h only, which says how it is compiled.
 //
@@ -32,17 +32,6 @@ void run_vml_double(void* out, const void* const* in, const Number*, int64_t n) 
   vml_double<function>(static_cast<int>(n), static_cast<const double*>(in[0]), static_cast<double*>(out), kVmlMode);
 }
 
-template <typename T, typename Storage>
-void square_root(void* out, const void* const* in, const Number* numbers, int64_t n) {
-  if constexpr (std::is_same_v<Storage, float>) {
-    if (vml_float<Function::kSqrt> != nullptr) return run_vml_float<Function::kSqrt>(out, in, numbers, n);
-  } else if constexpr (std::is_same_v<Storage, double>) {
-    if (vml_double<Function::kSqrt> != nullptr) return run_vml_double<Function::kSqrt>(out, in, numbers, n);
-  }
-  const auto root = [](const auto& x) { return x.sqrt(); };
-  vector_loop<T, 1, 0, decltype(root)>(out, in, numbers, n);
-}
-
 // x ** exponent; `Storage` is what PyTorch computes in (a half dtype, or T), the exponent a double.
 template <typename T, typename Storage>
 void power(void* out, const void* const* in, const Number* numbers, int64_t n) {
@@ -66,7 +55,7 @@ void power(void* out, const void* const* in, const Number* numbers, int64_t n) {
   if (exponent == 1) return loop([](const Vec& x) { return x; });
   if (exponent == -1) return loop([](const Vec& x) { return x.reciprocal(); });
   if constexpr (!std::is_same_v<Storage, c10::Half>) {
-    if (exponent == 0.5) return square_root<T, Storage>(out, in, numbers, n);
+    if (exponent == 0.5) return loop([](const Vec& x) { return x.sqrt(); });
     if (exponent == -0.5) {
       if constexpr (kRoundsHalvesStepwise && !std::is_same_v<T, Storage>) {
         return loop([](const Vec& x) { return rounded<Storage>(x.sqrt()).reciprocal(); });

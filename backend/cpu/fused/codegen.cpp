@@ -100,6 +100,7 @@ class LoopGenerator final : VectorAssembler {
       set(O::kTrunc, &L::round<3>);
       set(O::kReciprocal, &L::reciprocal);
       set(O::kRsqrt, &L::reciprocal_root);
+      set(O::kSqrt, &L::root);
       set(O::kRelu, &L::relu);
       set(O::kAdd, &L::binary<&L::add_to>);
       set(O::kSub, &L::binary<&L::subtract>);
@@ -173,8 +174,13 @@ class LoopGenerator final : VectorAssembler {
 
   void reciprocal_root() {
     const Xmm one = real(bytes_, 1), root = temporary(bytes_);
-    is_double_ ? vsqrtpd(root, input(0)) : vsqrtps(root, input(0));
+    square_root(root, input(0));
     divide(result_over(), one, root);
+  }
+
+  void root() {
+    const Xmm of = input(0);
+    square_root(result_over(), of);
   }
 
   void relu() {

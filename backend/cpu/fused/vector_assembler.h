@@ -305,6 +305,7 @@ class VectorAssembler : protected Xbyak::CodeGenerator {
   void add_to(const Xmm& to, const Xmm& a, const Xmm& b) { is_double_ ? vaddpd(to, a, b) : vaddps(to, a, b); }
   void subtract(const Xmm& to, const Xmm& a, const Xmm& b) { is_double_ ? vsubpd(to, a, b) : vsubps(to, a, b); }
   void multiply(const Xmm& to, const Xmm& a, const Xmm& b) { is_double_ ? vmulpd(to, a, b) : vmulps(to, a, b); }
+  void square_root(const Xmm& to, const Xmm& of) { is_double_ ? vsqrtpd(to, of) : vsqrtps(to, of); }
   void divide(const Xmm& to, const Xmm& a, const Xmm& b) { is_double_ ? vdivpd(to, a, b) : vdivps(to, a, b); }
   // The second operand where one is NaN, or both are zero.
   void maximum(const Xmm& to, const Xmm& a, const Xmm& b) { is_double_ ? vmaxpd(to, a, b) : vmaxps(to, a, b); }

@@ -464,6 +464,12 @@ template <typename Half>
 HETERO_DEVICE float power_of_number_in(float x, double exponent) {
   return power_by(x, exponent, RoundedTo<Half>());
 }
+// In this type the CPU computes squares and roots as it does other powers.
+template <>
+HETERO_DEVICE float power_of_number_in<Float16>(float x, double exponent) {
+  const bool is_plain = exponent == 0 || exponent == 1 || exponent == -1;
+  return is_plain ? power_by(x, exponent, Unrounded()) : math_pow(x, rounded<Float16>(static_cast<float>(exponent)));
+}
 template <typename T>
 HETERO_DEVICE T power_of_number(T x, long long exponent) {
   T result = T(1);

@@ -62,6 +62,7 @@ auto compute(T a, T b, T c, T x, T y) {
   if constexpr (kOperation == O::kTrunc) return std::trunc(a);
   if constexpr (kOperation == O::kReciprocal) return 1 / a;
   if constexpr (kOperation == O::kRsqrt) return 1 / std::sqrt(a);
+  if constexpr (kOperation == O::kSqrt) return std::sqrt(a);
   if constexpr (kOperation == O::kRelu) return a < 0 ? T(0) : a;
   if constexpr (kOperation == O::kAdd) return a + b;
   if constexpr (kOperation == O::kSub) return a - b;
