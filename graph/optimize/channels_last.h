@@ -6,7 +6,8 @@
 // other strides. The values are the same, and so is the memory.
 //
 // A buffer gets the other layout if convolutions touch it, all that touch it keep layouts
-// (OpTraits::keeps_layout) or see it row-major only then, and every window of it can be expressed.
+// (OpTraits::keeps_layout), see it row-major only then, or see a part of it with its entries no
+// further apart, and every window of it can be expressed.
 // Pointwise operators, norms, pools and concatenations get operands of one layout, or none is
 // changed. Convolutions take any: one that reads the program's input reorders it as before.
 // Copies take any, too. Gradients of a convolution have the layout of its input.

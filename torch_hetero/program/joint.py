@@ -25,9 +25,9 @@ def depends_on_strides(joint: fx.GraphModule) -> bool:
 
 def simplify(joint: fx.GraphModule) -> None:
     """Makes the graph save less for its backward pass; every value stays what it is, bit for bit."""
-    # Arguments and results may be written before the backward pass.
+    # Arguments and results may be written before the backward pass; what has no storage is not looked at.
     others = joint.graph.output_node().all_input_nodes + joint.graph.find_nodes(op="placeholder")
-    written = {_storage(node) for node in others} - {None}
+    written = {None, *map(_storage, others)}
     for node in list(joint.graph.nodes):
         if node.target is aten.clone.default:
             _drop_copy(node, written)
@@ -39,14 +39,15 @@ def simplify(joint: fx.GraphModule) -> None:
 
 def _storage(node: fx.Node) -> StorageWeakRef | None:
     value = node.meta.get("val")
-    return StorageWeakRef(value.untyped_storage()) if isinstance(value, torch.Tensor) else None
+    has_storage = isinstance(value, torch.Tensor) and value.layout == torch.strided
+    return StorageWeakRef(value.untyped_storage()) if has_storage else None
 
 
 def _drop_copy(copy: fx.Node, written: set[StorageWeakRef | None]) -> None:
     (source,) = copy.all_input_nodes
-    if copy.meta["val"].stride() != source.meta["val"].stride():
-        return
     if _storage(copy) in written or _storage(source) in written:
+        return
+    if copy.meta["val"].stride() != source.meta["val"].stride():
         return
     copy.replace_all_uses_with(source)
     copy.graph.erase_node(copy)

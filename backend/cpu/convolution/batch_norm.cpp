@@ -281,6 +281,58 @@ int64_t columns_of(const NormedImages& images) {
   return images.channels_last ? Pixels(images).columns : images.channels;
 }
 
+// Of each part of the images, the sums of the gradients and of their products with input - mean, of
+// which `numbers` begin with the mean.
+Parts gradient_parts(const BatchNormGradients& call, ColumnNumbers<4>& numbers, const ImageKernels& kernels) {
+  const NormedImages& images = call.images;
+  if (!images.channels_last) {
+    const Plane plane(images.pixels);
+    Parts parts(images.images, images.channels);
+    for_planes(images, [&](int64_t index, int64_t channel) {
+      const float* const gradient = call.grad_output + index * plane.pixels;
+      const float* const input = call.input + index * plane.pixels;
+      Columns mean, sums, products;
+      std::fill_n(mean.begin(), plane.columns, call.mean[channel]);
+      double sum = 0, product = 0;
+      plane.for_blocks([&](int64_t first, NormRows& rows) {
+        rows.input = input + first;
+        rows.gradient = gradient + first;
+        rows.numbers[0] = mean.data();
+        rows.results[0] = sums.data();
+        rows.results[1] = products.data();
+        kernels.gradient_sums(rows);
+        sum += std::accumulate(sums.begin(), sums.begin() + rows.vectors * kLane, 0.0);
+        product += std::accumulate(products.begin(), products.begin() + rows.vectors * kLane, 0.0);
+      });
+      for (int64_t i = plane.pixels - plane.left; i < plane.pixels; ++i) {
+        sum += gradient[i];
+        product += double{gradient[i]} * (input[i] - call.mean[channel]);
+      }
+      parts.first[index] = static_cast<float>(sum);
+      parts.second[index] = static_cast<float>(product);
+    });
+    return parts;
+  }
+  const Pixels pixels(images);
+  Parts parts(pixels.parts(), images.channels);
+  numbers.repeat(0, images.channels);
+  pixels.for_blocks([&](int64_t block, int64_t column, NormRows& rows) {
+    rows.input = call.input + pixels.place(block, column);
+    rows.gradient = call.grad_output + pixels.place(block, column);
+    rows.numbers[0] = numbers[0] + column;
+    rows.results[0] = parts.first + block * pixels.columns + column;
+    rows.results[1] = parts.second + block * pixels.columns + column;
+    kernels.gradient_sums(rows);
+  });
+  const int64_t first = pixels.first_left(), place = pixels.blocks * pixels.columns;
+  for (int64_t i = 0; i < pixels.left * images.channels; ++i) {
+    const float gradient = call.grad_output[first + i];
+    parts.first[place + i] = gradient;
+    parts.second[place + i] = gradient * (call.input[first + i] - call.mean[i % images.channels]);
+  }
+  return parts;
+}
+
 }  // namespace
 
 void batch_norm(const BatchNorm& call, InstructionSet set) {
@@ -320,64 +372,16 @@ void batch_norm(const BatchNorm& call, InstructionSet set) {
 void batch_norm_gradients(const BatchNormGradients& call, InstructionSet set) {
   const NormedImages& images = call.images;
   const ImageKernels& kernels = image_kernels(set);
-  // Sums of the gradients, and of their products with input - mean.
-  const bool last = images.channels_last;
-  const Pixels pixels(images);
-  const Plane plane(images.pixels);
-  const Parts parts(last ? pixels.parts() : images.images, images.channels);
   ColumnNumbers<4> numbers(columns_of(images));
   std::copy_n(call.mean, images.channels, numbers[0]);
-  if (last) {
-    numbers.repeat(0, images.channels);
-    pixels.for_blocks([&](int64_t block, int64_t column, NormRows& rows) {
-      rows.input = call.input + pixels.place(block, column);
-      rows.gradient = call.grad_output + pixels.place(block, column);
-      rows.numbers[0] = numbers[0] + column;
-      rows.results[0] = parts.first + block * pixels.columns + column;
-      rows.results[1] = parts.second + block * pixels.columns + column;
-      kernels.gradient_sums(rows);
-    });
-    const int64_t first = pixels.first_left(), place = pixels.blocks * pixels.columns;
-    for (int64_t i = 0; i < pixels.left * images.channels; ++i) {
-      const float gradient = call.grad_output[first + i];
-      parts.first[place + i] = gradient;
-      parts.second[place + i] = gradient * (call.input[first + i] - call.mean[i % images.channels]);
-    }
-  } else {
-    for_planes(images, [&](int64_t index, int64_t channel) {
-      const float *const gradient = call.grad_output + index * plane.pixels, *const input =
-                                                                                 call.input + index * plane.pixels;
-      Columns mean, sums, products;
-      std::fill_n(mean.begin(), plane.columns, call.mean[channel]);
-      double sum = 0, product = 0;
-      plane.for_blocks([&](int64_t first, NormRows& rows) {
-        rows.input = input + first;
-        rows.gradient = gradient + first;
-        rows.numbers[0] = mean.data();
-        rows.results[0] = sums.data();
-        rows.results[1] = products.data();
-        kernels.gradient_sums(rows);
-        for (size_t i = 0; i < static_cast<size_t>(rows.vectors * kLane); ++i) {
-          sum += sums[i];
-          product += products[i];
-        }
-      });
-      for (int64_t i = plane.pixels - plane.left; i < plane.pixels; ++i) {
-        sum += gradient[i];
-        product += double{gradient[i]} * (input[i] - call.mean[channel]);
-      }
-      parts.first[index] = static_cast<float>(sum);
-      parts.second[index] = static_cast<float>(product);
-    });
-  }
+  const Parts parts = gradient_parts(call, numbers, kernels);
   const auto count = static_cast<double>(images.images * images.pixels);
   add_up(
       parts, images.channels,
       [&](int64_t first, int64_t channels, std::array<double, kLane>& sums, std::array<double, kLane>& products) {
         for (int64_t part = 0; part < parts.count; ++part) {
-          const float *const of_sums = parts.first + part * images.channels + first, *const of_products =
-                                                                                         parts.second +
-                                                                                         part * images.channels + first;
+          const float* const of_sums = parts.first + part * images.channels + first;
+          const float* const of_products = parts.second + part * images.channels + first;
           for (int64_t i = 0; i < channels; ++i) {
             sums[static_cast<size_t>(i)] += of_sums[i];
             products[static_cast<size_t>(i)] += of_products[i];

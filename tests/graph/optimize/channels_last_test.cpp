@@ -203,6 +203,17 @@ TEST_CASE("three dimensions are no images where nothing convolves such") {
   CHECK(changed(p) == 1);
 }
 
+TEST_CASE("an operator may see a part of an image by other strides, whose entries are together") {
+  // One pixel of each image, or the same row of one channel.
+  for (const bool pixel : {true, false}) {
+    Images p;
+    const BufferId a = p.by(convolution(), {p.image(p.input(product(p.sizes)))});
+    p.seen(stubborn(), pixel ? p.operand(a, Access::kRead, {2, 3}, {60, 20}, 19)
+                             : p.operand(a, Access::kRead, {2, 5}, {60, 1}, 25));
+    CHECK(changed(p) == (pixel ? 1 : 0));
+  }
+}
+
 TEST_CASE("of a graph alone, what others see is said apart") {
   Images p;
   const BufferId x = p.input(product(p.sizes));

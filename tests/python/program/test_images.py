@@ -202,6 +202,31 @@ def test_a_program_for_many_batch_sizes_has_norms_in_its_weights() -> None:
         close(program(x), model, x)
 
 
+class Causal(nn.Module):
+    """Convolutions that see the past only, of which the last moment counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolutions = nn.ModuleList(nn.Conv1d(32, 32, 3, dilation=2**i) for i in range(3))
+        self.head = nn.Linear(32, 5)
+
+    def forward(self, signal: torch.Tensor) -> torch.Tensor:
+        for i, convolution in enumerate(self.convolutions):
+            signal = signal + convolution(F.pad(signal, (2 ** (i + 1), 0))).relu()
+        return self.head(signal[..., -1])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("batch", [1, 3])
+def test_signals_of_which_a_moment_is_seen_have_their_channels_last(batch: int) -> None:
+    model, x = Causal().eval(), torch.randn(batch, 32, 40)
+    program = torch.hetero.compile(model, (x,))
+    close(program(x), model, x)
+    relus = [line for line in str(program).splitlines() if "aten::relu(" in line]
+    assert len(relus) == 3
+    assert all("{1280,1,32}" in line for line in relus)
+
+
 @torch.no_grad()
 def test_images_that_the_caller_gives_or_gets_keep_their_layout() -> None:
     model = with_statistics(nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1)))
