@@ -844,8 +844,7 @@ TEST_CASE("Closing a file waits for what goes on, and publishes it", "[tier]") {
       std::byte* const at = data.get() + static_cast<int64_t>(i) * kGeometry.block_bytes();
       fill(at, kGeometry, key_of(i));
       store.file->write({{*store.file->take(), at, block_of(i)}}, [&](const BlockResult& result) {
-        CHECK(result.status.ok());
-        ++ended;
+        ended += result.status.ok() ? 1 : 0;  // on several threads, from which no check is made
       });
     }
     store.file.reset();

@@ -68,7 +68,7 @@ def test_a_weak_reference_to_a_parameter_survives_to() -> None:
 
 
 @pytest.mark.parametrize("name", ("SGD", "AdamW", "Adam", "RMSprop"))
-def test_an_optimizer_built_before_to_still_trains(name: str) -> None:
+def test_an_optimizer_built_before_to_still_trains(name: str, unfused: None) -> None:
     def train(device: str) -> list[torch.Tensor]:
         model = network()
         optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.05)
