@@ -214,8 +214,8 @@ class Layouts {
       if (!has_channels_last(window)) return true;
       if (is_convolution(traits) || window.rank != kSignal) return false;
     }
-    // It sees a permuted image, which is row-major then, or a part of one, such as the last moment of
-    // signals, whose entries are no further apart.
+    // It sees a permuted image, which is row-major then, or a part of one, such as the last moment
+    // of signals, whose entries are no further apart.
     const bool is_part = window.rank > 0 && window.rank < image.rank && !window.contiguous;
     if (is_part && other->strides.back() <= window.strides()[window.rank - 1]) return true;
     const WindowId then = windows_.intern(window.dtype, window.sizes(), other->strides, other->offset);
