@@ -90,10 +90,9 @@ class NormOperands {
 
   // The first image says what images are; others are like it.
   const float* image() { return checked_image(next_tensor()); }
-  const float* per_channel() { return checked_numbers(next_tensor()); }
+  float* per_channel() { return checked_numbers(next_tensor()); }
   float* output_image() { return checked_image(next_output_++); }
   float* output_per_channel() { return checked_numbers(next_output_++); }
-  float* written_per_channel() { return checked_numbers(next_tensor()); }
   double real() {
     const Tag tag = decoder_.next();
     if (tag == Tag::kReal || tag == Tag::kShapeReal) return decoder_.real(tag);
@@ -165,8 +164,8 @@ bool run_batch_norm(const graph::Invocation& invocation) {
   call.input = operands.image();
   call.weight = operands.per_channel();
   call.bias = operands.per_channel();
-  call.running_mean = operands.written_per_channel();
-  call.running_variance = operands.written_per_channel();
+  call.running_mean = operands.per_channel();
+  call.running_variance = operands.per_channel();
   const bool training = operands.flag();
   call.momentum = operands.real();
   call.epsilon = operands.real();

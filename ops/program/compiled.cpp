@@ -664,14 +664,14 @@ void CompiledProgram::Capture::keep(Cut& cut, const graph::WindowTable& windows)
 
 // Of results that only the program of the gradients sees, and of what nobody sees.
 void CompiledProgram::Capture::lay_out(size_t seen, graph::WindowTable& windows) {
-  const auto is_seen = [&](const Variant::Result& result) {
+  const auto may_not_change = [&](const Variant::Result& result) {
     return result.device != kHetero || result.bits != 0 || result.source.kind != Kind::kResult;
   };
   std::vector<uint8_t> fixed(variant->result_bytes.size(), 0);  // per storage of results
   std::vector<graph::BufferId> buffer_of(fixed.size(), graph::kNoBuffer);
   for (size_t i = 0; i < variant->results.size(); ++i) {
     const Variant::Result& result = variant->results[i];
-    if (result.source.kind == Kind::kResult && (i < seen || is_seen(result))) fixed[result.source.index] = 1;
+    if (result.source.kind == Kind::kResult && (i < seen || may_not_change(result))) fixed[result.source.index] = 1;
   }
   std::vector<uint8_t> temporary;
   for (size_t b = 0; b < variant->sources.size(); ++b) {
@@ -683,7 +683,7 @@ void CompiledProgram::Capture::lay_out(size_t seen, graph::WindowTable& windows)
   std::vector<Variant::Result*> of;
   for (size_t i = std::min(seen, variant->results.size()); i < variant->results.size(); ++i) {
     Variant::Result& result = variant->results[i];
-    if (is_seen(result) || fixed[result.source.index] != 0) continue;
+    if (may_not_change(result) || fixed[result.source.index] != 0) continue;
     const graph::BufferId buffer = buffer_of[result.source.index];
     if (buffer == graph::kNoBuffer) continue;
     saved.push_back({buffer, result.window});

@@ -30,10 +30,7 @@ void compute(const Depthwise& call, const DepthwiseKernels& kernels, int64_t ima
   const ConvolutionGeometry& g = call.geometry;
   const int64_t top = y * g.stride_y - g.padding_y;
   const Taps rows(top, g.kernel_height, g.dilation_y, g.height);
-  // Outputs [inner, outer) have all their taps within the row.
-  const int64_t inner = std::min(divide_up(g.padding_x, g.stride_x), g.out_width());
-  const int64_t room = g.width + g.padding_x - g.dilation_x * (g.kernel_width - 1) - 1;
-  const int64_t outer = std::max(inner, room < 0 ? 0 : std::min(room / g.stride_x + 1, g.out_width()));
+  const auto [inner, outer] = whole_outputs(g);
   DepthwiseBlock block{.input = nullptr,
                        .input_row = g.dilation_y * g.width * g.channels,
                        .input_tap = g.dilation_x * g.channels,

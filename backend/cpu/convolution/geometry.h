@@ -51,4 +51,14 @@ struct Taps {
   }
 };
 
+// Outputs [first, last) of a row, which have all their taps along it within the image.
+struct WholeOutputs {
+  int64_t first, last;
+};
+inline WholeOutputs whole_outputs(const ConvolutionGeometry& g) {
+  const int64_t first = std::min(divide_up(g.padding_x, g.stride_x), g.out_width());
+  const int64_t room = g.width + g.padding_x - g.dilation_x * (g.kernel_width - 1) - 1;
+  return {first, std::max(first, room < 0 ? 0 : std::min(room / g.stride_x + 1, g.out_width()))};
+}
+
 }  // namespace hetero::backend

@@ -135,9 +135,7 @@ void add_tap_sums(const PixelGradients& call, const DepthwiseKernels& kernels, i
   const int64_t out_width = g.out_width(), channels = g.channels;
   const int64_t top = y * g.stride_y - g.padding_y;
   const Taps rows(top, g.kernel_height, g.dilation_y, g.height);
-  const int64_t inner = std::min(divide_up(g.padding_x, g.stride_x), out_width);
-  const int64_t room = g.width + g.padding_x - g.dilation_x * (g.kernel_width - 1) - 1;
-  const int64_t outer = std::max(inner, room < 0 ? 0 : std::min(room / g.stride_x + 1, out_width));
+  const auto [inner, outer] = whole_outputs(g);
   for (int64_t tap = rows.first; tap < rows.last; ++tap) {
     const float* const line = call.input + (image * g.pixels() + (top + tap * g.dilation_y) * g.width) * channels;
     for (int64_t x = 0; x < out_width;) {

@@ -25,6 +25,24 @@ inline std::string text(const ConvolutionGeometry& g) {
   return out.str();
 }
 
+// Of a depthwise convolution over square images.
+inline ConvolutionGeometry square(int64_t images, int64_t channels, int64_t side, int64_t kernel, int64_t stride,
+                                  int64_t padding, int64_t dilation = 1) {
+  return {.images = images,
+          .channels = channels,
+          .height = side,
+          .width = side,
+          .outputs = channels,
+          .kernel_height = kernel,
+          .kernel_width = kernel,
+          .stride_y = stride,
+          .stride_x = stride,
+          .padding_y = padding,
+          .padding_x = padding,
+          .dilation_y = dilation,
+          .dilation_x = dilation};
+}
+
 inline std::vector<float> numbers(int64_t count, uint32_t seed) {
   std::mt19937 random(seed);
   std::uniform_real_distribution<float> uniform(-1, 1);

@@ -57,23 +57,6 @@ void check(const Geometry& g, bool with_bias) {
   }
 }
 
-Geometry square(int64_t images, int64_t channels, int64_t side, int64_t kernel, int64_t stride, int64_t padding,
-                int64_t dilation = 1) {
-  return {.images = images,
-          .channels = channels,
-          .height = side,
-          .width = side,
-          .outputs = channels,
-          .kernel_height = kernel,
-          .kernel_width = kernel,
-          .stride_y = stride,
-          .stride_x = stride,
-          .padding_y = padding,
-          .padding_x = padding,
-          .dilation_y = dilation,
-          .dilation_x = dilation};
-}
-
 TEST_CASE("depthwise convolutions of any number of channels") {
   for (const int64_t channels : {1, 3, 4, 8, 15, 16, 17, 31, 48, 64, 72, 100, 130}) {
     for (const bool with_bias : {false, true}) check(square(2, channels, 9, 3, 1, 1), with_bias);

@@ -82,23 +82,6 @@ void check_depthwise(const Geometry& g) {
   }
 }
 
-Geometry square(int64_t images, int64_t channels, int64_t side, int64_t kernel, int64_t stride, int64_t padding,
-                int64_t dilation = 1) {
-  return {.images = images,
-          .channels = channels,
-          .height = side,
-          .width = side,
-          .outputs = channels,
-          .kernel_height = kernel,
-          .kernel_width = kernel,
-          .stride_y = stride,
-          .stride_x = stride,
-          .padding_y = padding,
-          .padding_x = padding,
-          .dilation_y = dilation,
-          .dilation_x = dilation};
-}
-
 TEST_CASE("gradients of depthwise convolutions of any number of channels") {
   for (const int64_t channels : {1, 3, 8, 15, 16, 17, 32, 48, 72, 100})
     check_depthwise(square(2, channels, 9, 3, 1, 1));
