@@ -130,6 +130,7 @@ CPU_ALONE = {
     "test_packed_lstm.py": "counts layers of the CPU that keep packed weights",
     "test_images.py::test_convolutions_have_packed": "counts convolutions of the CPU that keep packed weights",
     "test_images.py::test_depthwise_convolutions": "counts convolutions of the CPU that keep packed weights",
+    "test_images.py::test_signals_of_which": "looks at a layout that only fused programs on the CPU have",
     "test_images.py::test_programs_in_bfloat16": "counts convolutions of the CPU that keep packed weights",
     "test_folded_norms.py::test_norms_are_folded": "counts convolutions of the CPU that keep packed weights",
     "test_folded_norms.py::test_one_filter_may": "counts convolutions of the CPU that keep packed weights",
