@@ -211,6 +211,7 @@ bool recognize_convolution(const graph::Invocation& invocation, bool with_norm, 
     const bool by_pixels = is_by_pixels(input) && is_by_pixels(output);
     const bool depthwise = weight.sizes()[1] == 1 && geometry.outputs == geometry.channels;
     call.has_patches = by_pixels && call.settings.groups == 1;
+    call.has_addresses = by_pixels && !depthwise;
     call.is_product = call.has_patches && geometry.pointwise();
     if (of_floats && call.settings.groups == 1 && all_row_major(invocation) && backend::convolution_fits(geometry)) {
       call.ours = ConvolutionImplementation::kUnfolded;

@@ -8,7 +8,7 @@ namespace hetero::ops {
 namespace {
 
 constexpr const char* kNames[kConvolutionImplementations] = {"stock",  "unfolded", "pixels", "depthwise",
-                                                             "packed", "panels",   "tiles"};
+                                                             "packed", "panels",   "tiles",  "direct"};
 constexpr const char* kUntried = "untried";
 constexpr const char* kLayouts[] = {"rows", "last"};
 constexpr const char* kUnits[] = {"vectors", "tiles"};

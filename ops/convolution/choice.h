@@ -28,8 +28,9 @@ enum class ConvolutionImplementation : uint8_t {
   // Products of patches (backend/cpu/convolution/patches.h), by a packed weight of linear_choice.h:
   kPanels,
   kTiles,
+  kDirect,  // by panels, which read the pixels in place
 };
-inline constexpr int kConvolutionImplementations = 7;
+inline constexpr int kConvolutionImplementations = 8;
 const char* to_string(ConvolutionImplementation implementation);
 
 // The operation of a call.
@@ -39,7 +40,7 @@ enum ConvolutionGradient : uint8_t { kOfInput = 1, kOfWeight = 2, kOfBias = 4 };
 
 // The properties of a call that the choice depends on.
 struct ConvolutionShape {
-  static constexpr const char* kKind = "convolution 6";
+  static constexpr const char* kKind = "convolution 7";
   backend::Element element = backend::Element::kFloat32;
   ConvolutionWork work = ConvolutionWork::kForward;
   uint8_t gradients = 0;

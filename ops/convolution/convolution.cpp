@@ -579,7 +579,7 @@ ConvolutionCounts convolution_counts() {
   counts.runs[static_cast<int>(Implementation::kPacked)] = of(OwnKernel::kPackedConvolution);
   counts.runs[static_cast<int>(Implementation::kDepthwise)] = of(OwnKernel::kDepthwise);
   // Of all products of patches.
-  for (const Implementation one : {Implementation::kPanels, Implementation::kTiles}) {
+  for (const Implementation one : {Implementation::kPanels, Implementation::kTiles, Implementation::kDirect}) {
     counts.runs[static_cast<int>(one)] = of(OwnKernel::kPatchProduct);
   }
   counts.measurements = measurements;

@@ -138,7 +138,7 @@ LinearImplementation product_by(Implementation implementation) {
                                                   : LinearImplementation::kPackedPanels;
 }
 
-// Of all patches by the weight, which is [outputs, kernel * channels].
+// Of all patches by the weight, which is [outputs, kernel * channels]; of a group.
 backend::Matvec product_of(const ConvolutionCall& call) {
   const backend::ConvolutionGeometry& geometry = call.shape.geometry;
   if (call.spreads) {  // of a line of pixels by a row of the kernel
@@ -151,10 +151,10 @@ backend::Matvec product_of(const ConvolutionCall& call) {
             .w_stride = geometry.channels,
             .y_stride = n};
   }
-  const int64_t k = geometry.kernel() * geometry.channels;
+  const int64_t groups = call.settings.groups, k = geometry.kernel() * geometry.channels / groups;
   return {.element = call.shape.element,
           .m = geometry.images * geometry.positions(),
-          .n = geometry.outputs,
+          .n = geometry.outputs / groups,
           .k = k,
           .x_stride = k,
           .w_stride = k,
@@ -225,6 +225,17 @@ PackedWeights::Made filter_of_rows(Implementation implementation, const Convolut
   return {at::cat(made), filter_space(implementation, call)};
 }
 
+// The weight [outputs, kernel, channels] as products of the groups need it.
+PackedWeights::Made filter_of_groups(const ConvolutionCall& call, const at::Tensor& rows) {
+  backend::Matvec product = product_of(call);
+  std::vector<at::Tensor> made;
+  for (const at::Tensor& group : rows.chunk(call.settings.groups)) {
+    product.w = group.const_data_ptr();
+    made.push_back(packed_weight(LinearImplementation::kPackedPanels, product).packed);
+  }
+  return {at::cat(made), filter_space(Implementation::kDirect, call)};
+}
+
 }  // namespace
 
 bool can_convolve_by_filter(Implementation implementation, const ConvolutionCall& call) {
@@ -237,6 +248,8 @@ bool can_convolve_by_filter(Implementation implementation, const ConvolutionCall
     case Implementation::kPanels:
     case Implementation::kTiles:
       return call.has_patches && can_multiply_packed(product_by(implementation), product_of(call));
+    case Implementation::kDirect:
+      return call.has_addresses && backend::fits_direct(call.shape.geometry, call.settings.groups, call.shape.element);
     default:
       return false;
   }
@@ -249,8 +262,8 @@ bool has_packed_convolutions() { return one_dnn().is_there(at::kFloat, false); }
 int64_t filter_space(Implementation implementation, const ConvolutionCall& call) {
   const backend::ConvolutionGeometry& geometry = call.shape.geometry;
   if (implementation != Implementation::kPacked && implementation != Implementation::kDepthwise) {
-    const int64_t rows = call.spreads ? geometry.kernel_height : 1;
-    return rows * packed_space(product_by(implementation), product_of(call));
+    const int64_t parts = call.spreads ? geometry.kernel_height : call.settings.groups;
+    return parts * packed_space(product_by(implementation), product_of(call));
   }
   const int64_t of_group = (call.settings.transposed ? geometry.outputs : geometry.channels) / call.settings.groups;
   const int64_t filters = call.settings.transposed ? geometry.channels : geometry.outputs;
@@ -279,6 +292,7 @@ PackedWeights::Made make_filter(Implementation implementation, const Convolution
       if (!is_finite(weight)) return {{}, 0};
       if (call.spreads) return filter_of_rows(implementation, call, weight);
       const at::Tensor rows = weight.movedim(1, -1).contiguous();
+      if (implementation == Implementation::kDirect) return filter_of_groups(call, rows);
       backend::Matvec product = product_of(call);
       product.w = rows.const_data_ptr();
       return packed_weight(product_by(implementation), product);
@@ -300,7 +314,9 @@ PackedKey filter_key(Implementation implementation, const ConvolutionCall& call,
   auto next = key.settings.begin();
   *next++ = static_cast<int64_t>(implementation);
   next = std::ranges::copy(weight.sizes().subspan(2, settings.stride.size() - 1), next).out;
-  // The layout of oneDNN's filter depends on all of the call; the others are of the weight alone.
+  // The layout of oneDNN's filter depends on all of the call; the others are of the weight alone,
+  // or of its groups.
+  if (implementation == Implementation::kDirect) *next = settings.groups;
   if (implementation != Implementation::kPacked) return key;
   for (const Numbers3* const list : {&settings.stride, &settings.padding, &settings.dilation}) {
     next = std::ranges::copy(*list, next).out;
@@ -331,6 +347,18 @@ at::Tensor convolve_by_filter(Implementation implementation, const ConvolutionCa
                           .output = output.mutable_data_ptr(),
                           .follower = follower});
       return output;
+    case Implementation::kDirect: {
+      const bool followed = backend::convolve_direct({.geometry = call.shape.geometry,
+                                                      .groups = call.settings.groups,
+                                                      .element = call.shape.element,
+                                                      .input = input.const_data_ptr(),
+                                                      .packed = filter.const_data_ptr(),
+                                                      .bias = bias ? bias->const_data_ptr() : nullptr,
+                                                      .output = output.mutable_data_ptr()},
+                                                     follower);
+      if (followed) follower->finish();
+      return output;
+    }
     default:
       return convolve_by_patches(implementation, call, filter, input, bias, output, follower);
   }

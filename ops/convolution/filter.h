@@ -18,7 +18,7 @@ namespace hetero::ops {
 // Those of ConvolutionImplementation.
 inline constexpr ConvolutionImplementation kFilterImplementations[] = {
     ConvolutionImplementation::kDepthwise, ConvolutionImplementation::kPacked, ConvolutionImplementation::kPanels,
-    ConvolutionImplementation::kTiles};
+    ConvolutionImplementation::kTiles, ConvolutionImplementation::kDirect};
 
 // Whether the implementation keeps a filter and can compute the call, as things are configured.
 bool can_convolve_by_filter(ConvolutionImplementation implementation, const ConvolutionCall& call);

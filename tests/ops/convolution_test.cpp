@@ -207,10 +207,24 @@ bool near_truth(const at::Tensor& actual, const at::Tensor& truth) {
   return (host - truth).abs().max().item<double>() <= 1e-5 * truth.abs().max().item<double>();
 }
 
+// Only the addresses of pixels take groups.
+const Case kGroupCases[] = {
+    {.input = {2, 12, 7, 7}, .weight = {24, 4, 3, 3}, .padding = {1, 1}, .groups = 3},
+    {.input = {1, 64, 9, 10}, .weight = {64, 8, 3, 3}, .stride = {2, 2}, .padding = {1, 1}, .groups = 8},
+    {.input = {2, 48, 1, 30}, .weight = {96, 24, 1, 5}, .padding = {0, 4}, .dilation = {1, 2}, .groups = 2},
+    {.input = {2, 24, 5, 5}, .weight = {24, 12, 1, 1}, .groups = 2},
+};
+bool takes(Implementation by, const Case& c) {
+  return c.groups == 1 || (by == Implementation::kDirect && c.weight[1] > 1);
+}
+
 TEST_F(ConvolutionTest, ProductsOfPatchesComputeWhatTheCpuComputes) {
   const auto runs = [] { return convolution_counts().runs[static_cast<int>(Implementation::kPanels)]; };
-  for (const Implementation by : {Implementation::kPanels, Implementation::kTiles}) {
-    for (const Case& c : kPatchCases) {
+  std::vector<Case> cases(std::begin(kPatchCases), std::end(kPatchCases));
+  cases.insert(cases.end(), std::begin(kGroupCases), std::end(kGroupCases));
+  for (const Implementation by : {Implementation::kPanels, Implementation::kTiles, Implementation::kDirect}) {
+    for (const Case& c : cases) {
+      if (!takes(by, c)) continue;
       for (const bool weight_last : {false, true}) {
         SCOPED_TRACE(c10::str(to_string(by), " ", c.input, " ", c.weight, weight_last ? " last" : ""));
         const at::Tensor x = numbers(c.input, 1).contiguous(at::MemoryFormat::ChannelsLast);
@@ -228,7 +242,7 @@ TEST_F(ConvolutionTest, ProductsOfPatchesComputeWhatTheCpuComputes) {
         EXPECT_TRUE(near_truth(c.forward(x_there, w_there, bias_there), forward_in_double(c, x, w, bias)));
         EXPECT_TRUE(near_truth(c.forward(x_there, w_there, std::nullopt), forward_in_double(c, x, w, std::nullopt)));
         const bool ran = runs() > before;
-        EXPECT_TRUE(ran || by != Implementation::kPanels || !backend::has_panels());
+        EXPECT_TRUE(ran || by == Implementation::kTiles || !backend::has_panels());
         w_there.mul_(0.5);
         w.mul_(0.5);
         flush_all(SyncReason::kFlush);
@@ -248,12 +262,27 @@ TEST_F(ConvolutionTest, ProductsOfPatchesComputeWhatTheCpuComputes) {
   EXPECT_EQ(linear_counts().packed_bytes, 0);
 }
 
+TEST_F(ConvolutionTest, AWeightMayHaveGroupsInSeveralWays) {
+  force_convolution_implementation(Implementation::kDirect);
+  const at::Tensor w = numbers({24, 4, 3, 3}, 2), w_there = settled(on_device(w));
+  for (int round = 0; round < 2 * kUsesBeforePacking; ++round) {
+    for (const int64_t groups : {1, 3, 6}) {
+      const Case c{.input = {2, 4 * groups, 7, 7}, .weight = {24, 4, 3, 3}, .padding = {1, 1}, .groups = groups};
+      const at::Tensor x = numbers(c.input, 1).contiguous(at::MemoryFormat::ChannelsLast);
+      EXPECT_TRUE(near_truth(c.forward(settled(on_device(x)), w_there, std::nullopt),
+                             forward_in_double(c, x, w, std::nullopt)));
+    }
+  }
+  force_convolution_implementation(std::nullopt);
+}
+
 TEST_F(ConvolutionTest, ImagesOf16BitsHavePackedFiltersToo) {
   const auto runs = [](Implementation by) { return convolution_counts().runs[static_cast<int>(by)]; };
   std::vector<Case> cases(std::begin(kPatchCases), std::end(kPatchCases));
   cases.insert(cases.end(), std::begin(kDepthwiseCases), std::end(kDepthwiseCases));
-  for (const Implementation by :
-       {Implementation::kPacked, Implementation::kDepthwise, Implementation::kPanels, Implementation::kTiles}) {
+  cases.insert(cases.end(), std::begin(kGroupCases), std::end(kGroupCases));
+  for (const Implementation by : {Implementation::kPacked, Implementation::kDepthwise, Implementation::kPanels,
+                                  Implementation::kTiles, Implementation::kDirect}) {
     for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
       for (const Case& c : cases) {
         SCOPED_TRACE(c10::str(to_string(by), " ", dtype, " ", c.input, " ", c.weight));
@@ -265,9 +294,12 @@ TEST_F(ConvolutionTest, ImagesOf16BitsHavePackedFiltersToo) {
         for (int i = 0; i < kUsesBeforePacking; ++i) settled(c.forward(x_there, w_there, bias_there));
         const int64_t before = runs(by);
         const at::Tensor made = c.forward(x_there, w_there, bias_there).cpu();
+        // Pairs of channels are multiplied together by some instructions.
+        const bool has_pairs = c.weight[1] % 2 == 0;
         const bool must_run = by == Implementation::kPacked   ? onednn_computes(dtype)
                               : by == Implementation::kPanels ? c.groups == 1 && backend::has_panels()
-                                                              : by == Implementation::kDepthwise && c.groups > 1;
+                              : by == Implementation::kDirect ? takes(by, c) && has_pairs && backend::has_panels()
+                                                              : by == Implementation::kDepthwise && c.weight[1] == 1;
         EXPECT_TRUE(runs(by) > before || !must_run);
         const at::Tensor expected = c.forward(x.to(at::kDouble), w.to(at::kDouble), bias.to(at::kDouble));
         EXPECT_TRUE(made.strides() == c.forward(x, w, bias).strides());

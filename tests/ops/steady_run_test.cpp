@@ -341,8 +341,8 @@ TEST_F(SteadyRun, OfConvolutionsThatKeepFiltersTakesNoMemoryAndNoLockButWhatPyTo
   const Value third = net.add("aten::relu", {net.add("aten::conv2d", {second, net.weight({32, 1, 3, 3})},
                                                      {{"padding", Sizes{1, 1}}, {"groups", 32}})});
   const auto model = net.model(net.add("aten::conv2d", {third, net.weight({8, 32, 3, 3})}, padded));
-  for (const auto implementation :
-       {ConvolutionImplementation::kDepthwise, ConvolutionImplementation::kPanels, ConvolutionImplementation::kTiles}) {
+  for (const auto implementation : {ConvolutionImplementation::kDepthwise, ConvolutionImplementation::kPanels,
+                                    ConvolutionImplementation::kTiles, ConvolutionImplementation::kDirect}) {
     SCOPED_TRACE(to_string(implementation));
     force_convolution_implementation(implementation);
     const auto executor = executor_of(model);

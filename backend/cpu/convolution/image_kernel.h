@@ -1,5 +1,6 @@
 // The loops of max_pool.h, pixel_mean.h and batch_norm.h, for the files that are compiled for one
-// instruction set each: vectors of 16 channels, as the compiler has them.
+// instruction set each: with the compiler's vectors, as long as that set has them. It would take
+// longer ones apart, a number at a time where they are compared.
 
 #pragma once
 
@@ -27,10 +28,11 @@ struct PixelSum {
   float* sums;
 };
 
-// Rows of 16 * vectors columns, at most kNormColumns, `stride` floats apart. Each column has
-// numbers of its own, and results: the mean and the sum of squared distances from it; the sums of
-// gradients and of their products with input - mean.
+// Rows of kNormVector * vectors columns, at most kNormColumns, `stride` floats apart. Each column
+// has numbers of its own, and results: the mean and the sum of squared distances from it; the sums
+// of gradients and of their products with input - mean.
 inline constexpr int64_t kNormColumns = 64;
+inline constexpr int kNormVector = 16;
 struct NormRows {
   int64_t rows, stride, vectors;
   const float* input;
@@ -55,7 +57,13 @@ const ImageKernels& image_kernels_avx512();
 
 namespace {
 
+#if defined(__AVX512F__)
 constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
 typedef float LaneFloats __attribute__((vector_size(4 * kLanes)));
 typedef int32_t LaneInts __attribute__((vector_size(4 * kLanes)));
 typedef uint16_t LaneHalves __attribute__((vector_size(2 * kLanes)));
@@ -111,8 +119,8 @@ template <typename E>
 inline void take_larger(LaneInts bits, int32_t place, LaneInts& best, LaneInts& found) {
   const LaneFloats value = E::number(bits);
   const LaneInts takes = (value > E::number(best)) | (value != value);
-  best = (takes & bits) | (~takes & best);
-  found = (takes & place) | (~takes & found);
+  best = takes ? bits : best;
+  found = takes ? LaneInts{} + place : found;
 }
 
 // kVectors vectors of channels, from `channel` on.
@@ -194,8 +202,8 @@ inline void sum_vectors(const PixelSum& call, int64_t channel) {
 template <typename E>
 void sum_pixels(const PixelSum& call) {
   using Stored = typename E::Stored;
-  if (call.count == kSummedChannels) return sum_vectors<E, kSummedChannels / kLanes>(call, 0);
   int64_t channel = 0;
+  for (; channel + 4 * kLanes <= call.count; channel += 4 * kLanes) sum_vectors<E, 4>(call, channel);
   for (; channel + kLanes <= call.count; channel += kLanes) sum_vectors<E, 1>(call, channel);
   if (channel == call.count) return;
   const auto left = static_cast<size_t>(call.count - channel);
@@ -219,9 +227,10 @@ inline void put_lanes(const LaneFloats& lanes, float* to) { std::memcpy(to, &lan
 // Two vectors of columns at a time: as many as have registers.
 template <template <int> typename Loop>
 inline void for_columns(const NormRows& call) {
+  const int64_t vectors = call.vectors * (kNormVector / kLanes);
   int64_t vector = 0;
-  for (; vector + 2 <= call.vectors; vector += 2) Loop<2>::run(call, vector * kLanes);
-  if (vector < call.vectors) Loop<1>::run(call, vector * kLanes);
+  for (; vector + 2 <= vectors; vector += 2) Loop<2>::run(call, vector * kLanes);
+  if (vector < vectors) Loop<1>::run(call, vector * kLanes);
 }
 
 template <int kVectors>

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "backend/base/parallel.h"
 #include "backend/base/rounding.h"
+#include "backend/cpu/kernels/panel_gemm.h"
 #include "backend/cpu/vector/scratch.h"
 
 namespace hetero::backend {
@@ -54,14 +56,47 @@ struct Blocks {
   bool shared;    // each block is one thread's
 };
 
+// Rows [first, first + count) of a result of `width` elements a row, which `make` puts where it is
+// told.
+void make_rows(void* result, int64_t width, Element element, int64_t first, int64_t count,
+               FunctionRef<void(void*)> make, const Follower* follower) {
+  static thread_local Scratch memory;
+  const int64_t row_bytes = width * element_bytes(element);
+  const bool elsewhere = follower != nullptr && !follower->wants_result();
+  void* const to = elsewhere ? memory.get(count * row_bytes) : static_cast<std::byte*>(result) + first * row_bytes;
+  make(to);
+  if (follower != nullptr) follower->run(first * width, (first + count) * width, to);
+}
+
 // Rows of the result, from `first` on; `part` has their x.
 void multiply_block(Matvec part, int64_t first, FunctionRef<void(const Matvec&)> multiply, const Follower* follower) {
-  static thread_local Scratch memory;
-  const int64_t row_bytes = part.y_stride * element_bytes(part.element);
-  const bool elsewhere = follower != nullptr && !follower->wants_result();
-  part.y = elsewhere ? memory.get(part.m * row_bytes) : static_cast<std::byte*>(part.y) + first * row_bytes;
-  multiply(part);
-  if (follower != nullptr) follower->run(first * part.n, (first + part.m) * part.n, part.y);
+  const auto make = [&](void* y) {
+    part.y = y;
+    multiply(part);
+  };
+  make_rows(part.y, part.y_stride, part.element, first, part.m, make, follower);
+}
+
+// As RowPieces::find, for positions [first, first + count): the pixels that the kernel meets, or
+// `zeros` outside the images.
+void find_pixels(const ConvolutionGeometry& g, int64_t pixel_bytes, const std::byte* input, const void* zeros,
+                 int64_t first, int64_t count, int64_t stride, const void** to) {
+  const int64_t width = g.out_width(), positions = g.positions();
+  for (int64_t r = 0; r < count; ++r) {
+    const int64_t row = first + r, image = row / positions;
+    const int64_t top = row % positions / width * g.stride_y - g.padding_y;
+    const int64_t left = row % width * g.stride_x - g.padding_x;
+    const void** at = to + r;
+    for (int64_t ky = 0; ky < g.kernel_height; ++ky) {
+      const int64_t y = top + ky * g.dilation_y;
+      const bool is_row = y >= 0 && y < g.height;
+      const std::byte* const line = input + (image * g.height + (is_row ? y : 0)) * g.width * pixel_bytes;
+      for (int64_t kx = 0; kx < g.kernel_width; ++kx, at += stride) {
+        const int64_t x = left + kx * g.dilation_x;
+        *at = is_row && x >= 0 && x < g.width ? line + x * pixel_bytes : zeros;
+      }
+    }
+  }
 }
 
 }  // namespace
@@ -129,6 +164,69 @@ bool convolve_patches(const ConvolutionGeometry& g, const void* input, const Mat
     part.x = rows;
     part.x_stride = pitch / item;
     multiply_block(part, first, multiply, follower);
+  });
+  return follower != nullptr;
+}
+
+bool fits_direct(const ConvolutionGeometry& g, int64_t groups, Element element) {
+  return has_panels() && g.channels / groups % panel_pieces(element).terms == 0;
+}
+
+bool convolve_direct(const DirectConvolution& call, const Follower* follower) {
+  static thread_local Scratch floats, zeros_memory;
+  constexpr int64_t kElementsPerThread = 16 << 10;
+  const ConvolutionGeometry& g = call.geometry;
+  const int64_t item = element_bytes(call.element), rows = g.images * g.positions();
+  const int64_t channels = g.channels / call.groups, outputs = g.outputs / call.groups;
+  const int64_t k = g.kernel() * channels, packed_bytes = panel_weight_bytes(call.element, outputs, k);
+  const bool as_floats = panel_pieces(call.element).floats;
+  const int64_t x_item = as_floats ? static_cast<int64_t>(sizeof(float)) : item, pixel_bytes = g.channels * x_item;
+  const auto* input = static_cast<const std::byte*>(call.input);
+  if (as_floats) {
+    const int64_t count = g.images * g.pixels() * g.channels;
+    float* const made = floats.get<float>(count);
+    parallel_for(0, count, kElementsPerThread, [&](int64_t begin, int64_t end) {
+      widen(call.element, element_at(call.input, begin, call.element), end - begin, made + begin);
+    });
+    input = reinterpret_cast<const std::byte*>(made);
+  }
+  std::byte* const zeros = zeros_memory.get(pixel_bytes);
+  std::memset(zeros, 0, static_cast<size_t>(pixel_bytes));
+
+  // Positions [first, first + count) of all groups, to `to`.
+  const auto multiply = [&](int64_t first, int64_t count, void* to) {
+    static thread_local std::vector<Matvec> calls;
+    const auto find = [&](int64_t begin, int64_t part, int64_t stride, const void** addresses) {
+      find_pixels(g, pixel_bytes, input, zeros, first + begin, part, stride, addresses);
+    };
+    const RowPieces pieces{
+        .size = channels, .row_bytes = pixel_bytes * g.stride_y * g.stride_x, .floats = as_floats, .find = find};
+    calls.resize(static_cast<size_t>(call.groups));
+    for (int64_t i = 0; i < call.groups; ++i) {
+      calls[static_cast<size_t>(i)] = {
+          .element = call.element,
+          .m = count,
+          .n = outputs,
+          .k = k,
+          .pieces = &pieces,
+          .piece_offset = i * channels * x_item,
+          .packed = static_cast<const std::byte*>(call.packed) + i * packed_bytes,
+          .bias = call.bias == nullptr ? nullptr : element_at(call.bias, i * outputs, call.element),
+          .y = static_cast<std::byte*>(to) + i * outputs * item,
+          .y_stride = g.outputs};
+    }
+    panel_gemm(calls);
+  };
+  if (follower != nullptr && !follower->fits(g.outputs)) follower = nullptr;
+  const Matvec all{.element = call.element, .m = rows, .n = outputs * call.groups, .k = k};
+  const Blocks blocks(all, pixel_bytes * g.stride_y * g.stride_x, follower != nullptr);
+  if (!blocks.shared) {
+    multiply(0, rows, call.output);
+    return false;
+  }
+  blocks.run([&](int64_t first, int64_t count) {
+    const auto make = [&](void* to) { multiply(first, count, to); };
+    make_rows(call.output, g.outputs, call.element, first, count, make, follower);
   });
   return follower != nullptr;
 }

@@ -8,6 +8,11 @@
 // The matrix is made a few rows at a time, which stay in a cache until they are multiplied. A
 // kernel of one pixel without strides needs none: the pixels are its rows.
 //
+// Products by panels need no such rows either: they may read the pixels where they are, by their
+// addresses, one for each place of the kernel, or that of zeros outside the image. That takes less
+// memory and works for groups of channels, too, but addresses cost more than rows where there are
+// few channels. It is the indirect convolution of Dukhan (arXiv:1907.02129).
+//
 // Each thread keeps its rows from call to call: up to 4 MiB, or 48 rows that take more.
 //
 // Thread safety: any thread; calls share nothing.
@@ -32,6 +37,24 @@ void gather_patches(const ConvolutionGeometry& geometry, int64_t element_bytes, 
 // all of the result.
 bool convolve_patches(const ConvolutionGeometry& geometry, const void* input, const Matvec& call,
                       FunctionRef<void(const Matvec&)> multiply, const Follower* follower = nullptr);
+
+// A convolution of groups of channels, by the addresses of pixels.
+struct DirectConvolution {
+  ConvolutionGeometry geometry;
+  int64_t groups = 1;
+  Element element = Element::kFloat32;
+  const void* input = nullptr;  // [images, height, width, channels]
+  // For each group the weight [its outputs, kernel_height * kernel_width * its channels] as
+  // pack_panel_weight makes it, one behind the other.
+  const void* packed = nullptr;
+  const void* bias = nullptr;  // [outputs], or null
+  void* output = nullptr;      // [images, out_height, out_width, outputs]
+};
+// Whether there are panels, for pieces of so many channels.
+bool fits_direct(const ConvolutionGeometry& geometry, int64_t groups, Element element);
+// Writes call.output, which does not overlap an input. Returns what convolve_patches does.
+// REQUIRES: fits_direct().
+bool convolve_direct(const DirectConvolution& call, const Follower* follower = nullptr);
 
 // A transposed convolution whose stride is its kernel: each pixel of the input makes a patch of the
 // output, [kernel_height, kernel_width, outputs], by a product.

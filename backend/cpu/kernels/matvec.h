@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <span>
 
+#include "backend/base/function_ref.h"
 #include "backend/cpu/vector/instruction_set.h"
 
 namespace hetero::backend {
@@ -29,6 +30,16 @@ enum class Element : uint8_t { kFloat32, kBfloat16, kFloat16 };
 inline int64_t element_bytes(Element element) { return element == Element::kFloat32 ? 4 : 2; }
 
 inline constexpr int64_t kMaxMatvecRows = 8;
+
+// x whose rows lie in pieces, each of which is anywhere: the patches of images, which are read in
+// place.
+struct RowPieces {
+  int64_t size = 0;       // elements; k is a multiple
+  int64_t row_bytes = 0;  // of x that a row adds to the ones before it, about
+  bool floats = false;    // they are of float32, whatever the element
+  // Puts the address of piece p of row first + r at to[p * stride + r], for rows r < count.
+  FunctionRef<void(int64_t first, int64_t count, int64_t stride, const void** to)> find;
+};
 
 // x is [m, k], y is [m, n], bias is [n]; all of one element type, dense along their last dimension.
 // Strides count elements.
@@ -41,6 +52,9 @@ struct Matvec {
   const void* x = nullptr;
   int64_t x_stride = 0;
   bool x_columns = false;  // x is [k, m]; for tile_gemm and panel_gemm alone
+  // In place of x, for panel_gemm alone; each piece begins piece_offset bytes behind its address.
+  const RowPieces* pieces = nullptr;
+  int64_t piece_offset = 0;
   const void* w = nullptr;
   int64_t w_stride = 0;
   // w as pack_tile_weight or pack_panel_weight made it, or null; for tile_gemm and panel_gemm
@@ -62,7 +76,7 @@ inline const std::byte* weight_of(const Matvec& call, int64_t output) {
 // Whether calls may be computed together: they have the same x and prepare it in the same way.
 inline bool same_x(const Matvec& a, const Matvec& b) {
   return a.element == b.element && a.columns == b.columns && a.m == b.m && a.k == b.k && a.x == b.x &&
-         a.x_stride == b.x_stride && a.x_columns == b.x_columns;
+         a.x_stride == b.x_stride && a.x_columns == b.x_columns && a.pieces == b.pieces;
 }
 
 // Writes the y of each call, with the bits of separate calls. Takes no heap memory once it has run

@@ -81,6 +81,14 @@ void pack_panel(const Matvec& call, const std::byte* w, int64_t count, const Pan
   }
 }
 
+// Rows of a block in parts of about the same number.
+struct Parts {
+  Parts(int64_t rows, int64_t most) : count(divide_up(rows, most)), each(rows / count), longer(rows % count) {}
+  int64_t begin(int64_t i) const { return i * each + std::min(i, longer); }
+
+  int64_t count, each, longer;
+};
+
 // What the parts of one product have in common.
 class Product {
  public:
@@ -90,19 +98,26 @@ class Product {
         kernels_(kernels),
         item_(element_bytes(common_.element)),
         steps_(divide_up(common_.k, kernels.terms)),
-        x_item_(kernels.floats ? 4 : item_) {
+        x_item_(kernels.floats ? 4 : item_),
+        kernel_rows_(common_.pieces != nullptr ? kernels.piece_rows : kernels.rows) {
     const int64_t step_bytes = kernels.width * kernels.terms * item_;
     const int64_t parts = std::max<int64_t>(1, divide_up(steps_ * step_bytes, kPanelBytes));
     part_steps_ = divide_up(steps_, parts);
+    for (const Matvec& call : calls) panels_ += panels(call);
+    if (common_.pieces != nullptr) {
+      assert(common_.pieces->floats == kernels.floats && common_.pieces->size % kernels.terms == 0);
+      piece_steps_ = common_.pieces->size / kernels.terms;
+      part_steps_ = round_up(part_steps_, piece_steps_);
+      set_block_rows(std::max<int64_t>(1, common_.pieces->row_bytes));
+      return;
+    }
     x_stride_ = common_.x_stride * item_;
     copies_ = kernels.floats || common_.x_columns || common_.k % kernels.terms != 0 || x_stride_ % kAliasingBytes == 0;
     if (copies_) {
       x_stride_ = round_up(steps_ * kernels.terms * x_item_, kLineBytes);
       if (x_stride_ % kAliasingBytes == 0) x_stride_ += kLineBytes;
     }
-    const int64_t row_bytes = std::max<int64_t>(1, steps_ * kernels.terms * x_item_);
-    block_rows_ = std::max<int64_t>(1, kBlockBytes / row_bytes / kernels.rows) * kernels.rows;
-    for (const Matvec& call : calls) panels_ += panels(call);
+    set_block_rows(std::max<int64_t>(1, steps_ * kernels.terms * x_item_));
   }
 
   void run() const {
@@ -111,7 +126,7 @@ class Product {
     const int64_t threads = std::clamp<int64_t>(work / kWorkPerThread, 1, thread_count());
     // The grid with the smallest largest share; among equal ones, the one that reads least.
     int64_t down = 1, least_share = 0, least_read = 0;
-    const int64_t row_parts = divide_up(common_.m, kernels_.rows);
+    const int64_t row_parts = divide_up(common_.m, kernel_rows_);
     for (int64_t candidate = 1; candidate <= threads; ++candidate) {
       const int64_t across = threads / candidate;
       const int64_t share = divide_up(row_parts, candidate) * divide_up(panels_, across);
@@ -134,6 +149,10 @@ class Product {
  private:
   int64_t panels(const Matvec& call) const { return divide_up(call.n, kernels_.width); }
 
+  void set_block_rows(int64_t row_bytes) {
+    block_rows_ = std::max<int64_t>(1, kBlockBytes / row_bytes / kernel_rows_) * kernel_rows_;
+  }
+
   // Rows [first, last) by panels [begin, end), panels of one call after those of the other.
   void multiply_share(int64_t first, int64_t last, int64_t begin, int64_t end) const {
     if (first >= last || begin >= end) return;
@@ -145,7 +164,13 @@ class Product {
 
   void multiply_block(int64_t first, int64_t last, int64_t begin, int64_t end) const {
     static thread_local Scratch copy, sums_memory;
-    const std::byte* x = element_at(common_.x, first * common_.x_stride, common_.element);
+    const std::byte* x = nullptr;
+    const void** pieces = nullptr;
+    if (common_.pieces != nullptr) {
+      pieces = find_pieces(first, last);
+    } else {
+      x = element_at(common_.x, first * common_.x_stride, common_.element);
+    }
     if (copies_) {
       std::byte* const to = copy.get((last - first) * x_stride_);
       copy_rows(first, last, to);
@@ -156,40 +181,64 @@ class Product {
     for (const Matvec& call : calls_) {
       const int64_t count = panels(call);
       for (int64_t panel = std::max<int64_t>(begin - before, 0); panel < std::min(end - before, count); ++panel) {
-        multiply_panel(call, panel, x, first, last, sums);
+        multiply_panel(call, panel, x, pieces, first, last, sums);
       }
       before += count;
     }
   }
 
-  void multiply_panel(const Matvec& call, int64_t panel, const std::byte* x, int64_t first, int64_t last,
-                      float* sums) const {
+  // Of rows as multiply_panel divides them, kernel_rows_ addresses of each piece in each part.
+  const void** find_pieces(int64_t first, int64_t last) const {
+    static thread_local Scratch memory;
+    const Parts parts(last - first, kernel_rows_);
+    const int64_t of_part = steps_ / piece_steps_ * kernel_rows_;
+    const void** const pieces = memory.get<const void*>(parts.count * of_part);
+    for (int64_t i = 0; i < parts.count; ++i) {
+      const int64_t row = parts.begin(i);
+      common_.pieces->find(first + row, parts.begin(i + 1) - row, kernel_rows_, pieces + i * of_part);
+    }
+    return pieces;
+  }
+
+  // x, or the pieces of its rows.
+  void multiply_panel(const Matvec& call, int64_t panel, const std::byte* x, const void* const* pieces, int64_t first,
+                      int64_t last, float* sums) const {
     const int64_t output = panel * kernels_.width;
     const int64_t outputs = std::min(kernels_.width, call.n - output);
     alignas(64) float bias[kMostWidth] = {};
     if (call.bias != nullptr) add_elements(call.element, call.bias, output, outputs, bias);
     const int64_t step_bytes = kernels_.width * kernels_.terms * item_;
     const auto* const w = static_cast<const std::byte*>(call.packed) + panel * steps_ * step_bytes;
-    const int64_t rows = last - first;
-    const int64_t parts = divide_up(rows, kernels_.rows);
+    const Parts parts(last - first, kernel_rows_);
+    const int64_t of_part = steps_ / piece_steps_ * kernel_rows_;  // addresses
+    const auto multiply = pieces != nullptr ? kernels_.multiply_pieces : kernels_.multiply;
     int64_t step = 0;
     do {
       const int64_t steps = std::min(part_steps_, steps_ - step);
       const bool ends = step + steps == steps_;
-      for (int64_t i = 0; i < parts; ++i) {
-        const int64_t row = rows * i / parts;
+      const int64_t before = step / piece_steps_ * kernel_rows_;
+      for (int64_t i = 0; i < parts.count; ++i) {
+        const int64_t row = parts.begin(i);
         float* const here = sums == nullptr ? nullptr : sums + row * kernels_.width;
-        kernels_.multiply({.x = x + row * x_stride_ + step * kernels_.terms * x_item_,
-                           .x_stride = x_stride_,
-                           .rows = rows * (i + 1) / parts - row,
-                           .w = w + step * step_bytes,
-                           .steps = steps,
-                           .from = step == 0 ? nullptr : here,
-                           .to = ends ? nullptr : here,
-                           .bias = call.bias != nullptr ? bias : nullptr,
-                           .y = static_cast<std::byte*>(call.y) + ((first + row) * call.y_stride + output) * item_,
-                           .y_stride = call.y_stride,
-                           .count = outputs});
+        PanelPart part{.x = nullptr,
+                       .x_stride = x_stride_,
+                       .rows = parts.begin(i + 1) - row,
+                       .w = w + step * step_bytes,
+                       .steps = steps,
+                       .from = step == 0 ? nullptr : here,
+                       .to = ends ? nullptr : here,
+                       .bias = call.bias != nullptr ? bias : nullptr,
+                       .y = static_cast<std::byte*>(call.y) + ((first + row) * call.y_stride + output) * item_,
+                       .y_stride = call.y_stride,
+                       .count = outputs};
+        if (pieces != nullptr) {
+          part.pieces = pieces + i * of_part + before;
+          part.piece_steps = piece_steps_;
+          part.piece_offset = call.piece_offset;
+        } else {
+          part.x = x + row * x_stride_ + step * kernels_.terms * x_item_;
+        }
+        multiply(part);
       }
       step += steps;
     } while (step < steps_);
@@ -230,15 +279,22 @@ class Product {
   const PanelKernels& kernels_;
   const int64_t item_;
   const int64_t steps_;
-  const int64_t x_item_;  // bytes of an element of x as the kernels read it
-  int64_t part_steps_;    // of k at a time
-  int64_t x_stride_;      // bytes, as the kernels read x
-  bool copies_;
-  int64_t block_rows_;
+  const int64_t x_item_;       // bytes of an element of x as the kernels read it
+  const int64_t kernel_rows_;  // at most, at a time
+  int64_t part_steps_;         // of k at a time
+  int64_t piece_steps_ = 1;    // of which the latter is a multiple
+  int64_t x_stride_ = 0;       // bytes, as the kernels read x
+  bool copies_ = false;
+  int64_t block_rows_ = 0;
   int64_t panels_ = 0;
 };
 
 }  // namespace
+
+PanelPieces panel_pieces(Element element, InstructionSet set) {
+  const PanelKernels& kernels = kernels_of(element, set);
+  return {.terms = kernels.terms, .floats = kernels.floats};
+}
 
 int64_t panel_weight_bytes(Element element, int64_t n, int64_t k, InstructionSet set) {
   const PanelKernels& kernels = kernels_of(element, set);

@@ -31,6 +31,14 @@ namespace hetero::backend {
 
 inline bool has_panels(InstructionSet set = instruction_set()) { return set != InstructionSet::kPortable; }
 
+// How rows of x may be in pieces.
+struct PanelPieces {
+  int64_t terms;  // their size is a multiple
+  bool floats;    // they have to be of float32
+};
+// REQUIRES: has_panels(set).
+PanelPieces panel_pieces(Element element, InstructionSet set = instruction_set());
+
 // The memory of a packed weight, a multiple of 64: as much as the weight, in whole panels.
 int64_t panel_weight_bytes(Element element, int64_t n, int64_t k, InstructionSet set = instruction_set());
 // Packs the w of a call and ignores the rest of it. REQUIRES: has_panels(set); `to` is aligned to
@@ -38,8 +46,8 @@ int64_t panel_weight_bytes(Element element, int64_t n, int64_t k, InstructionSet
 void pack_panel_weight(const Matvec& call, void* to, InstructionSet set = instruction_set());
 
 // Writes the y of each call. If `packed` is null, w is packed each time, which pays for many rows.
-// REQUIRES: has_panels(set), and set <= instruction_set(); same_x for any two calls; no y overlaps
-// an input or another y.
+// REQUIRES: has_panels(set), and set <= instruction_set(); same_x for any two calls; pieces as
+// panel_pieces() says; no y overlaps an input or another y.
 void panel_gemm(std::span<const Matvec> calls, InstructionSet set = instruction_set());
 inline void panel_gemm(const Matvec& call, InstructionSet set = instruction_set()) {
   panel_gemm(std::span(&call, 1), set);

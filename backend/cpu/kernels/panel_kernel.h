@@ -8,6 +8,9 @@
 // two vectors of sums. A row's step of x is one number that all lanes share. So a step reads two
 // vectors and `rows` numbers for 2 * rows multiplications, and the sums stay in registers.
 //
+// Rows of x may lie in pieces, each of which is anywhere (RowPieces). Where a panel has no more
+// outputs than one vector, the other one is left out then.
+//
 // A format F of steps has X (a number of x as the kernel reads it), Stored (the element of w and
 // y), V (its vector of floats), load<i>(w, low, high), which reads what the i-th number of a step
 // is multiplied by, share(x), multiply_add(x, w, sum), and narrow(low, high, y), which rounds a row
@@ -36,6 +39,11 @@ struct PanelPart {
   void* y = nullptr;
   int64_t y_stride = 0;  // elements
   int64_t count = 0;     // outputs, at most the width
+  // In place of x, for multiply_pieces: of each piece the addresses in all rows, piece_rows of them
+  // from piece to piece. `steps` is a multiple of piece_steps.
+  const void* const* pieces = nullptr;
+  int64_t piece_steps = 0;
+  int64_t piece_offset = 0;  // bytes, added to each
 };
 
 // The functions of an instruction set for one element type.
@@ -45,6 +53,8 @@ struct PanelKernels {
   int64_t terms;  // elements of k in a step
   bool floats;    // x has to be made floats
   void (*multiply)(const PanelPart& part);
+  int64_t piece_rows;  // of one part whose rows are in pieces, at most
+  void (*multiply_pieces)(const PanelPart& part);
   // Packs the steps of `width` outputs, each of which lies in one piece, `stride` steps from output
   // to output. For steps of 4 bytes; null for others.
   void (*pack)(const float* from, int64_t stride, int64_t steps, float* to);
@@ -55,60 +65,100 @@ const PanelKernels& panel_kernels_avx2(int element);
 const PanelKernels& panel_kernels_avx512(int element);
 const PanelKernels& panel_kernels_bfloat16();
 
-template <typename F, int R>
-[[gnu::noinline]] void multiply_panel(const PanelPart& part) {
+// The sums of R rows, kVectors vectors each.
+template <typename F, int R, int kVectors = 2>
+struct PanelSums {
   using V = typename F::V;
-  using X = typename F::X;
   using Stored = typename F::Stored;
-  constexpr int kWidth = 2 * V::kWidth;
-  // A pointer to every third row: the two rows behind it are the stride away and twice the stride,
-  // which an address may have in it.
-  constexpr int kPointers = (R + 2) / 3;
-  V sums[R][2];
+  static constexpr int kWidth = 2 * V::kWidth;
+
+  V sums[R][kVectors];
+
+  [[gnu::always_inline]] explicit PanelSums(const PanelPart& part) {
 #pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-    const float* const start = part.from != nullptr ? part.from + r * kWidth : part.bias;
-    sums[r][0] = start != nullptr ? V::load(start) : V::zero();
-    sums[r][1] = start != nullptr ? V::load(start + V::kWidth) : V::zero();
+    for (int r = 0; r < R; ++r) {
+      const float* const start = part.from != nullptr ? part.from + r * kWidth : part.bias;
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) sums[r][v] = start != nullptr ? V::load(start + v * V::kWidth) : V::zero();
+    }
   }
-  const char* x[kPointers];
-#pragma GCC unroll 16
-  for (int i = 0; i < kPointers; ++i) x[i] = static_cast<const char*>(part.x) + 3 * i * part.x_stride;
-  const auto* w = static_cast<const Stored*>(part.w);
-  const auto multiply = [&]<int number>() __attribute__((always_inline)) {
-    V low, high;
-    F::template load<number>(w, low, high);
+
+  // A number of a step. `at(r)` is where it is in row r.
+  template <int number, typename At>
+  [[gnu::always_inline]] void add(const Stored* w, const At& at) {
+    V weights[2];
+    F::template load<number>(w, weights[0], weights[1]);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       // Otherwise the compiler loads it twice.
-      const V shared = V::keep(F::share(x[r / 3] + (r % 3) * part.x_stride + number * sizeof(X)));
-      sums[r][0] = F::multiply_add(shared, low, sums[r][0]);
-      sums[r][1] = F::multiply_add(shared, high, sums[r][1]);
+      const V shared = V::keep(F::share(at(r) + number * sizeof(typename F::X)));
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) sums[r][v] = F::multiply_add(shared, weights[v], sums[r][v]);
     }
-  };
+  }
+
+  [[gnu::always_inline]] void store(const PanelPart& part) const {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const V low = sums[r][0], high = kVectors > 1 ? sums[r][kVectors - 1] : V::zero();
+      if (part.to != nullptr) {
+        low.store(part.to + r * kWidth);
+        high.store(part.to + r * kWidth + V::kWidth);
+        continue;
+      }
+      Stored* const y = static_cast<Stored*>(part.y) + r * part.y_stride;
+      if (part.count == kWidth) {
+        F::narrow(low, high, y);
+      } else {
+        Stored whole[kWidth];
+        F::narrow(low, high, whole);
+        int64_t i = 0;
+        for (; i + 4 <= part.count; i += 4) __builtin_memcpy(y + i, whole + i, 4 * sizeof(Stored));
+        for (; i < part.count; ++i) y[i] = whole[i];
+      }
+    }
+  }
+};
+
+template <typename F, int R>
+[[gnu::noinline]] void multiply_panel(const PanelPart& part) {
+  // A pointer to every third row: the two rows behind it are the stride away and twice the stride,
+  // which an address may have in it.
+  constexpr int kPointers = (R + 2) / 3;
+  PanelSums<F, R> sums(part);
+  const char* x[kPointers];
+#pragma GCC unroll 16
+  for (int i = 0; i < kPointers; ++i) x[i] = static_cast<const char*>(part.x) + 3 * i * part.x_stride;
+  const auto* w = static_cast<const typename F::Stored*>(part.w);
+  const auto at = [&](int r) __attribute__((always_inline)) { return x[r / 3] + (r % 3) * part.x_stride; };
   for (int64_t step = 0; step < part.steps; ++step) {
-    multiply.template operator()<0>();
-    if constexpr (F::kNumbers == 2) multiply.template operator()<1>();
-    w += kWidth * F::kTerms;
+    sums.template add<0>(w, at);
+    if constexpr (F::kNumbers == 2) sums.template add<1>(w, at);
+    w += PanelSums<F, R>::kWidth * F::kTerms;
 #pragma GCC unroll 16
-    for (int i = 0; i < kPointers; ++i) x[i] += F::kNumbers * sizeof(X);
+    for (int i = 0; i < kPointers; ++i) x[i] += F::kNumbers * sizeof(typename F::X);
   }
+  sums.store(part);
+}
+
+template <typename F, int R, int kMost, int kVectors>
+[[gnu::noinline]] void multiply_panel_of_pieces(const PanelPart& part) {
+  PanelSums<F, R, kVectors> sums(part);
+  const auto* w = static_cast<const typename F::Stored*>(part.w);
+  const void* const* pieces = part.pieces;
+  const auto bytes = part.piece_steps * static_cast<int64_t>(F::kNumbers * sizeof(typename F::X));
+  for (int64_t left = part.steps; left > 0; left -= part.piece_steps, pieces += kMost) {
+    const char* x[R];
 #pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-    if (part.to != nullptr) {
-      sums[r][0].store(part.to + r * kWidth);
-      sums[r][1].store(part.to + r * kWidth + V::kWidth);
-      continue;
-    }
-    Stored* const y = static_cast<Stored*>(part.y) + r * part.y_stride;
-    if (part.count == kWidth) {
-      F::narrow(sums[r][0], sums[r][1], y);
-    } else {
-      Stored whole[kWidth];
-      F::narrow(sums[r][0], sums[r][1], whole);
-      for (int64_t i = 0; i < part.count; ++i) y[i] = whole[i];
+    for (int r = 0; r < R; ++r) x[r] = static_cast<const char*>(pieces[r]) + part.piece_offset + bytes;
+    for (int64_t i = -bytes; i < 0; i += F::kNumbers * sizeof(typename F::X)) {
+      const auto at = [&](int r) __attribute__((always_inline)) { return x[r] + i; };
+      sums.template add<0>(w, at);
+      if constexpr (F::kNumbers == 2) sums.template add<1>(w, at);
+      w += PanelSums<F, R>::kWidth * F::kTerms;
     }
   }
+  sums.store(part);
 }
 
 template <typename F, int R>
@@ -117,6 +167,15 @@ void multiply_rows(const PanelPart& part) {
     if (part.rows < R) return multiply_rows<F, R - 1>(part);
   }
   multiply_panel<F, R>(part);
+}
+
+template <typename F, int R, int kMost>
+void multiply_rows_of_pieces(const PanelPart& part) {
+  if constexpr (R > 1) {
+    if (part.rows < R) return multiply_rows_of_pieces<F, R - 1, kMost>(part);
+  }
+  if (part.count <= F::V::kWidth) return multiply_panel_of_pieces<F, R, kMost, 1>(part);
+  multiply_panel_of_pieces<F, R, kMost, 2>(part);
 }
 
 template <typename V>
@@ -130,10 +189,18 @@ void pack_outputs(const float* from, int64_t stride, int64_t steps, float* to) {
 template <typename F>
 constexpr PanelKernels make_panel_kernels() {
   constexpr int R = F::V::kRegisters / 2 - 2;
+  constexpr int kPieceRows = R < 8 ? R : 8;  // as many as there are registers for their addresses
   constexpr bool kFloats = sizeof(typename F::X) * F::kNumbers / F::kTerms != sizeof(typename F::Stored);
   constexpr bool kPacks = sizeof(typename F::Stored) * F::kTerms == sizeof(float);
   constexpr auto pack = kPacks ? &pack_outputs<typename F::V> : nullptr;
-  return {R, 2 * F::V::kWidth, F::kTerms, kFloats, &multiply_rows<F, R>, pack};
+  return {R,
+          2 * F::V::kWidth,
+          F::kTerms,
+          kFloats,
+          &multiply_rows<F, R>,
+          kPieceRows,
+          &multiply_rows_of_pieces<F, kPieceRows, kPieceRows>,
+          pack};
 }
 
 // The format in which a step is a float of x, and an element of w that a loader L of

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <vector>
 
+#include "backend/cpu/kernels/panel_gemm.h"
 #include "tests/backend/catch.h"
 #include "tests/backend/cpu/convolution/definition.h"
 #include "tests/backend/cpu/convolution/follower.h"
@@ -148,6 +149,164 @@ TEST_CASE("products of patches with a follower, on several threads") {
       check_follower(g, [&](float* output, Follower* follower) {
         const Matvec call{.n = g.outputs, .k = k, .w = w.data(), .w_stride = k, .y = output, .y_stride = g.outputs};
         if (convolve_patches(g, input.data(), call, &multiply_plainly, follower)) follower->finish();
+      });
+    }
+  }
+}
+
+// A convolution of groups, and its operands.
+struct Grouped {
+  Geometry g;
+  int64_t groups;
+  Element element;
+  std::vector<float> input, weight, bias;  // as the elements have them
+  std::vector<std::byte> input_bytes, bias_bytes;
+  std::vector<std::byte> packed;
+
+  Grouped(const Geometry& geometry, int64_t group_count, Element type)
+      : g(geometry), groups(group_count), element(type) {
+    const int64_t channels = g.channels / groups, outputs = g.outputs / groups, k = g.kernel() * channels;
+    input = numbers(g.images * g.pixels() * g.channels, 1);
+    weight = numbers(g.outputs * k, 2);
+    bias = numbers(g.outputs, 3);
+    input_bytes = bytes_of(input);
+    bias_bytes = bytes_of(bias);
+    const std::vector<std::byte> weight_bytes = bytes_of(weight);
+    const int64_t bytes = panel_weight_bytes(element, outputs, k);
+    packed.resize(static_cast<size_t>(groups * bytes + 64));
+    for (int64_t i = 0; i < groups; ++i) {
+      const Matvec call{.element = element,
+                        .n = outputs,
+                        .k = k,
+                        .w = weight_bytes.data() + i * outputs * k * element_bytes(element),
+                        .w_stride = k};
+      pack_panel_weight(call, packed_memory() + i * bytes);
+    }
+  }
+
+  std::byte* packed_memory() {
+    const auto address = reinterpret_cast<uintptr_t>(packed.data());
+    return packed.data() + (64 - address % 64) % 64;
+  }
+  // The values are rounded to what the elements can have.
+  std::vector<std::byte> bytes_of(std::vector<float>& values) const {
+    std::vector<std::byte> made = stored(values, element);
+    values = widened(made, element);
+    return made;
+  }
+  bool run(void* output, const Follower* follower = nullptr, bool has_bias = true) {
+    return convolve_direct({.geometry = g,
+                            .groups = groups,
+                            .element = element,
+                            .input = input_bytes.data(),
+                            .packed = packed_memory(),
+                            .bias = has_bias ? bias_bytes.data() : nullptr,
+                            .output = output},
+                           follower);
+  }
+};
+
+void check_direct(const Geometry& g, int64_t groups, Element element) {
+  INFO(text(g) << " groups " << groups << " element " << static_cast<int>(element));
+  if (!fits_direct(g, groups, element)) return;
+  Grouped call(g, groups, element);
+  const int64_t channels = g.channels / groups, outputs = g.outputs / groups, k = g.kernel() * channels;
+  const int64_t m = g.images * g.positions();
+  std::vector<std::byte> made(static_cast<size_t>(m * g.outputs * element_bytes(element)), std::byte{0xff});
+  call.run(made.data());
+  const std::vector<float> output = widened(made, element);
+  const double relative = element == Element::kFloat32 ? 0 : element == Element::kBfloat16 ? 0x1p-7 : 0x1p-10;
+  size_t different = 0;
+  for (int64_t row = 0; row < m; ++row) {
+    for (int64_t n = 0; n < g.outputs; ++n) {
+      double sum = call.bias[static_cast<size_t>(n)];
+      for (int64_t i = 0; i < k; ++i) {
+        const int64_t pixel = pixel_at(g, row, i / channels);
+        if (pixel < 0) continue;
+        const int64_t source = pixel * g.channels + n / outputs * channels + i % channels;
+        sum += double{call.input[static_cast<size_t>(source)]} * call.weight[static_cast<size_t>(n * k + i)];
+      }
+      const double error = std::abs(output[static_cast<size_t>(row * g.outputs + n)] - sum);
+      different += !(error <= 1e-4 + 2e-6 * std::sqrt(static_cast<double>(k)) + relative * std::abs(sum));
+    }
+  }
+  REQUIRE(different == 0);
+}
+
+TEST_CASE("groups of channels by the addresses of pixels") {
+  if (!has_panels()) return;
+  for (const Element element : {Element::kFloat32, Element::kBfloat16, Element::kFloat16}) {
+    for (const int64_t groups : {1, 3}) {
+      for (const int64_t channels : {1, 4, 10}) {
+        for (const int64_t outputs : {1, 4, 8, 21, 48}) {
+          for (const int64_t stride : {1, 2}) {
+            for (const int64_t dilation : {1, 3}) {
+              check_direct({.images = 2,
+                            .channels = groups * channels,
+                            .height = 5,
+                            .width = 8,
+                            .outputs = groups * outputs,
+                            .kernel_height = 3,
+                            .kernel_width = 2,
+                            .stride_y = stride,
+                            .stride_x = 1,
+                            .padding_y = 4,
+                            .padding_x = stride,
+                            .dilation_y = dilation,
+                            .dilation_x = dilation},
+                           groups, element);
+            }
+          }
+        }
+      }
+    }
+    // A signal, and sums over more than a part of a panel.
+    check_direct({.images = 2, .channels = 8, .width = 30, .outputs = 6, .kernel_width = 4, .padding_x = 6}, 2,
+                 element);
+    check_direct({.images = 1,
+                  .channels = 1040,
+                  .height = 4,
+                  .width = 5,
+                  .outputs = 40,
+                  .kernel_height = 3,
+                  .kernel_width = 3,
+                  .padding_y = 1,
+                  .padding_x = 1},
+                 2, element);
+  }
+}
+
+TEST_CASE("a group knows nothing of the others' values") {
+  if (!has_panels()) return;
+  Grouped call({.channels = 8,
+                .height = 3,
+                .width = 3,
+                .outputs = 8,
+                .kernel_height = 3,
+                .kernel_width = 3,
+                .padding_y = 1,
+                .padding_x = 1},
+               2, Element::kFloat32);
+  std::vector<float> expected = unset(9 * 8), made = expected;
+  call.run(expected.data());
+  auto* const input = reinterpret_cast<float*>(call.input_bytes.data());
+  for (int64_t pixel = 0; pixel < 9; ++pixel) input[pixel * 8 + 5] = INFINITY;
+  call.run(made.data());
+  for (size_t i = 0; i < made.size(); ++i) {
+    if (i % 8 < 4) REQUIRE(made[i] == expected[i]);
+  }
+}
+
+TEST_CASE("direct convolutions with a follower, on several threads") {
+  if (!has_panels()) return;
+  for (const int64_t threads : {1, 3}) {
+    const Threads pool(threads);
+    for (const int64_t groups : {1, 2}) {
+      const Geometry g{
+          .images = 2, .channels = 6, .height = 19, .width = 23, .outputs = 10, .kernel_height = 3, .kernel_width = 3};
+      Grouped call(g, groups, Element::kFloat32);
+      check_follower(g, [&](float* output, Follower* follower) {
+        if (call.run(output, follower, false)) follower->finish();
       });
     }
   }
