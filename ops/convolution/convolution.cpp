@@ -315,8 +315,7 @@ Kept filter_now(const graph::Invocation& invocation, const ConvolutionCall& call
           KernelTensors tensors(invocation);
           return make_filter(by, call, tensors.operand(call.weight), sizes_of(window_of(invocation, call.input)));
         });
-    if (filter == nullptr) return {};  // no room
-    if (filter->defined()) return {by, filter};
+    if (filter != nullptr && filter->defined()) return {by, filter};  // otherwise there is no room
   }
   return {};
 }
@@ -449,18 +448,17 @@ bool run_with_norm(const graph::Invocation& invocation, ConvolutionCall& call) {
   constexpr int kUses = 2;
   if (!filters->was_used(kUses) || !may_keep_more()) return false;
   const ConvolutionChoice choice = chosen(invocation, call, filters, kUses);
+  bool has_room = true;
   for (const Implementation by : keepers(choice)) {
     if (!can_convolve_by_filter(by, call)) continue;
     const Folded folded = fold(by, invocation, call, *filters);
-    if (folded.filter == nullptr || folded.bias == nullptr) {
-      // No room. Some may be taken by norms that are no more.
-      if (!filters->empty()) binding_of(invocation, call.weight)->derived.reset();
-      return false;
-    }
-    if (!folded.filter->defined() || !folded.bias->defined()) continue;
+    has_room = folded.filter != nullptr && folded.bias != nullptr;
+    if (!has_room || !folded.filter->defined() || !folded.bias->defined()) continue;
     run_by_filter(by, invocation, call, *folded.filter, folded.bias);
     return true;
   }
+  // What there was may be taken by norms that are no more.
+  if (!has_room && !filters->empty()) binding_of(invocation, call.weight)->derived.reset();
   return false;
 }
 

@@ -228,6 +228,10 @@ PackedWeights::Made filter_of_rows(Implementation implementation, const Convolut
 // The weight [outputs, kernel, channels] as products of the groups need it.
 PackedWeights::Made filter_of_groups(const ConvolutionCall& call, const at::Tensor& rows) {
   backend::Matvec product = product_of(call);
+  if (call.settings.groups == 1) {
+    product.w = rows.const_data_ptr();
+    return packed_weight(LinearImplementation::kPackedPanels, product);
+  }
   std::vector<at::Tensor> made;
   for (const at::Tensor& group : rows.chunk(call.settings.groups)) {
     product.w = group.const_data_ptr();

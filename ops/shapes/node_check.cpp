@@ -314,7 +314,11 @@ bool keeps_operands(const torch::jit::Stack& arguments, const MetaRun& run) {
 // describes CUDA's kernel, and is wrong for the CPU's, may then be believed, and one that no Meta
 // kernel describes. Rows have kernels that write where they are told, and fused kernels go by the
 // windows.
-bool is_compared_when_run(const OpInfo& info) { return !info.typed && graph::op_table()[info.id].lower == nullptr; }
+// Not where its kernel looks at all arguments and brings the memory.
+bool is_compared_when_run(const OpInfo& info) {
+  const graph::OpTraits& traits = graph::op_table()[info.id];
+  return traits.lower == nullptr && (!info.typed || (info.row.checks_arguments && traits.brings_memory));
+}
 
 // Operators with a row are tried on zeros of no more bytes, where no rule says what they make.
 constexpr uint64_t kMostTried = uint64_t{1} << 30;

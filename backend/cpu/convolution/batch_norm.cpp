@@ -22,7 +22,7 @@
 namespace hetero::backend {
 namespace {
 
-constexpr int64_t kLane = 16;
+constexpr int64_t kLane = kNormVector;
 constexpr int64_t kBlockRows = 128;  // with kNormColumns columns 32 KiB
 constexpr int64_t kElementsPerThread = 16 << 10;
 

@@ -168,25 +168,32 @@ bool convolve_patches(const ConvolutionGeometry& g, const void* input, const Mat
   return follower != nullptr;
 }
 
-bool fits_direct(const ConvolutionGeometry& g, int64_t groups, Element element) {
-  return has_panels() && g.channels / groups % panel_pieces(element).terms == 0;
+bool fits_direct(const ConvolutionGeometry& g, int64_t groups, Element element, InstructionSet set) {
+  constexpr int64_t kMostFloats = 16 << 20;
+  if (!has_panels(set)) return false;
+  const PanelPieces pieces = panel_pieces(element, set);
+  return g.channels / groups % pieces.terms == 0 &&
+         (!pieces.floats || element == Element::kFloat32 || g.images * g.pixels() * g.channels <= kMostFloats);
 }
 
-bool convolve_direct(const DirectConvolution& call, const Follower* follower) {
+bool convolve_direct(const DirectConvolution& call, const Follower* follower, InstructionSet set) {
   static thread_local Scratch floats, zeros_memory;
   constexpr int64_t kElementsPerThread = 16 << 10;
   const ConvolutionGeometry& g = call.geometry;
   const int64_t item = element_bytes(call.element), rows = g.images * g.positions();
   const int64_t channels = g.channels / call.groups, outputs = g.outputs / call.groups;
-  const int64_t k = g.kernel() * channels, packed_bytes = panel_weight_bytes(call.element, outputs, k);
-  const bool as_floats = panel_pieces(call.element).floats;
+  const int64_t k = g.kernel() * channels, packed_bytes = panel_weight_bytes(call.element, outputs, k, set);
+  const bool as_floats = panel_pieces(call.element, set).floats;
   const int64_t x_item = as_floats ? static_cast<int64_t>(sizeof(float)) : item, pixel_bytes = g.channels * x_item;
+  // Of the image, and addresses.
+  const int64_t row_bytes = pixel_bytes * std::min(g.stride_y, g.height) * std::min(g.stride_x, g.width) +
+                            g.kernel() * static_cast<int64_t>(sizeof(void*));
   const auto* input = static_cast<const std::byte*>(call.input);
   if (as_floats) {
     const int64_t count = g.images * g.pixels() * g.channels;
     float* const made = floats.get<float>(count);
     parallel_for(0, count, kElementsPerThread, [&](int64_t begin, int64_t end) {
-      widen(call.element, element_at(call.input, begin, call.element), end - begin, made + begin);
+      widen(call.element, element_at(call.input, begin, call.element), end - begin, made + begin, set);
     });
     input = reinterpret_cast<const std::byte*>(made);
   }
@@ -215,11 +222,11 @@ bool convolve_direct(const DirectConvolution& call, const Follower* follower) {
           .y = static_cast<std::byte*>(to) + i * outputs * item,
           .y_stride = g.outputs};
     }
-    panel_gemm(calls);
+    panel_gemm(calls, set);
   };
   if (follower != nullptr && !follower->fits(g.outputs)) follower = nullptr;
   const Matvec all{.element = call.element, .m = rows, .n = outputs * call.groups, .k = k};
-  const Blocks blocks(all, pixel_bytes * g.stride_y * g.stride_x, follower != nullptr);
+  const Blocks blocks(all, row_bytes, follower != nullptr);
   if (!blocks.shared) {
     multiply(0, rows, call.output);
     return false;

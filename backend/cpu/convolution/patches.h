@@ -9,9 +9,9 @@
 // kernel of one pixel without strides needs none: the pixels are its rows.
 //
 // Products by panels need no such rows either: they may read the pixels where they are, by their
-// addresses, one for each place of the kernel, or that of zeros outside the image. That takes less
-// memory and works for groups of channels, too, but addresses cost more than rows where there are
-// few channels. It is the indirect convolution of Dukhan (arXiv:1907.02129).
+// addresses, one for each place of the kernel, or that of zeros outside the image. That works for
+// groups of channels, too, but addresses cost more than rows where there are few channels. It is
+// the indirect convolution of Dukhan (arXiv:1907.02129).
 //
 // Each thread keeps its rows from call to call: up to 4 MiB, or 48 rows that take more.
 //
@@ -50,11 +50,14 @@ struct DirectConvolution {
   const void* bias = nullptr;  // [outputs], or null
   void* output = nullptr;      // [images, out_height, out_width, outputs]
 };
-// Whether there are panels, for pieces of so many channels.
-bool fits_direct(const ConvolutionGeometry& geometry, int64_t groups, Element element);
+// Whether there are panels, for pieces of so many channels, and images small enough to be made
+// floats where panels need these: 64 MiB of each calling thread then.
+bool fits_direct(const ConvolutionGeometry& geometry, int64_t groups, Element element,
+                 InstructionSet set = instruction_set());
 // Writes call.output, which does not overlap an input. Returns what convolve_patches does.
 // REQUIRES: fits_direct().
-bool convolve_direct(const DirectConvolution& call, const Follower* follower = nullptr);
+bool convolve_direct(const DirectConvolution& call, const Follower* follower = nullptr,
+                     InstructionSet set = instruction_set());
 
 // A transposed convolution whose stride is its kernel: each pixel of the input makes a patch of the
 // output, [kernel_height, kernel_width, outputs], by a product.

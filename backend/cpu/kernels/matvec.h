@@ -73,7 +73,8 @@ inline const std::byte* weight_of(const Matvec& call, int64_t output) {
   return element_at(call.w, output * (call.columns ? 1 : call.w_stride), call.element);
 }
 
-// Whether calls may be computed together: they have the same x and prepare it in the same way.
+// Whether calls may be computed together: they have the same x and prepare it in the same way. Of
+// pieces, each may have others beside the same addresses.
 inline bool same_x(const Matvec& a, const Matvec& b) {
   return a.element == b.element && a.columns == b.columns && a.m == b.m && a.k == b.k && a.x == b.x &&
          a.x_stride == b.x_stride && a.x_columns == b.x_columns && a.pieces == b.pieces;

@@ -298,7 +298,7 @@ PanelPieces panel_pieces(Element element, InstructionSet set) {
 
 int64_t panel_weight_bytes(Element element, int64_t n, int64_t k, InstructionSet set) {
   const PanelKernels& kernels = kernels_of(element, set);
-  return divide_up(n, kernels.width) * panel_bytes(kernels, element_bytes(element), k);
+  return round_up(divide_up(n, kernels.width) * panel_bytes(kernels, element_bytes(element), k), kLineBytes);
 }
 
 void pack_panel_weight(const Matvec& call, void* to, InstructionSet set) {

@@ -159,12 +159,13 @@ struct Grouped {
   Geometry g;
   int64_t groups;
   Element element;
+  InstructionSet set;
   std::vector<float> input, weight, bias;  // as the elements have them
   std::vector<std::byte> input_bytes, bias_bytes;
   std::vector<std::byte> packed;
 
-  Grouped(const Geometry& geometry, int64_t group_count, Element type)
-      : g(geometry), groups(group_count), element(type) {
+  Grouped(const Geometry& geometry, int64_t group_count, Element type, InstructionSet instructions = instruction_set())
+      : g(geometry), groups(group_count), element(type), set(instructions) {
     const int64_t channels = g.channels / groups, outputs = g.outputs / groups, k = g.kernel() * channels;
     input = numbers(g.images * g.pixels() * g.channels, 1);
     weight = numbers(g.outputs * k, 2);
@@ -172,7 +173,7 @@ struct Grouped {
     input_bytes = bytes_of(input);
     bias_bytes = bytes_of(bias);
     const std::vector<std::byte> weight_bytes = bytes_of(weight);
-    const int64_t bytes = panel_weight_bytes(element, outputs, k);
+    const int64_t bytes = panel_weight_bytes(element, outputs, k, set);
     packed.resize(static_cast<size_t>(groups * bytes + 64));
     for (int64_t i = 0; i < groups; ++i) {
       const Matvec call{.element = element,
@@ -180,7 +181,7 @@ struct Grouped {
                         .k = k,
                         .w = weight_bytes.data() + i * outputs * k * element_bytes(element),
                         .w_stride = k};
-      pack_panel_weight(call, packed_memory() + i * bytes);
+      pack_panel_weight(call, packed_memory() + i * bytes, set);
     }
   }
 
@@ -202,14 +203,14 @@ struct Grouped {
                             .packed = packed_memory(),
                             .bias = has_bias ? bias_bytes.data() : nullptr,
                             .output = output},
-                           follower);
+                           follower, set);
   }
 };
 
-void check_direct(const Geometry& g, int64_t groups, Element element) {
-  INFO(text(g) << " groups " << groups << " element " << static_cast<int>(element));
-  if (!fits_direct(g, groups, element)) return;
-  Grouped call(g, groups, element);
+void check_direct(const Geometry& g, int64_t groups, Element element, InstructionSet set) {
+  INFO(text(g) << " groups " << groups << " element " << static_cast<int>(element) << ' ' << to_string(set));
+  if (!fits_direct(g, groups, element, set)) return;
+  Grouped call(g, groups, element, set);
   const int64_t channels = g.channels / groups, outputs = g.outputs / groups, k = g.kernel() * channels;
   const int64_t m = g.images * g.positions();
   std::vector<std::byte> made(static_cast<size_t>(m * g.outputs * element_bytes(element)), std::byte{0xff});
@@ -234,7 +235,8 @@ void check_direct(const Geometry& g, int64_t groups, Element element) {
 }
 
 TEST_CASE("groups of channels by the addresses of pixels") {
-  if (!has_panels()) return;
+  const auto set = GENERATE(InstructionSet::kAvx2, InstructionSet::kAvx512);
+  if (set > instruction_set()) return;
   for (const Element element : {Element::kFloat32, Element::kBfloat16, Element::kFloat16}) {
     for (const int64_t groups : {1, 3}) {
       for (const int64_t channels : {1, 4, 10}) {
@@ -254,17 +256,26 @@ TEST_CASE("groups of channels by the addresses of pixels") {
                             .padding_x = stride,
                             .dilation_y = dilation,
                             .dilation_x = dilation},
-                           groups, element);
+                           groups, element, set);
             }
           }
         }
       }
     }
-    // A signal, and sums over more than a part of a panel.
-    check_direct({.images = 2, .channels = 8, .width = 30, .outputs = 6, .kernel_width = 4, .padding_x = 6}, 2,
-                 element);
-    check_direct({.images = 1,
-                  .channels = 1040,
+    // A signal, and a stride beyond the image.
+    check_direct({.images = 2, .channels = 8, .width = 30, .outputs = 6, .kernel_width = 4, .padding_x = 6}, 2, element,
+                 set);
+    check_direct({.channels = 4,
+                  .height = 3,
+                  .width = 3,
+                  .outputs = 4,
+                  .kernel_height = 3,
+                  .kernel_width = 3,
+                  .stride_y = int64_t{1} << 31,
+                  .stride_x = int64_t{1} << 31},
+                 1, element, set);
+    // Sums over more than a part of a panel.
+    check_direct({.channels = element == Element::kFloat32 ? 1040 : 2080,
                   .height = 4,
                   .width = 5,
                   .outputs = 40,
@@ -272,7 +283,7 @@ TEST_CASE("groups of channels by the addresses of pixels") {
                   .kernel_width = 3,
                   .padding_y = 1,
                   .padding_x = 1},
-                 2, element);
+                 2, element, set);
   }
 }
 
