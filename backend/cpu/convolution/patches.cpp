@@ -206,8 +206,7 @@ bool convolve_direct(const DirectConvolution& call, const Follower* follower, In
     const auto find = [&](int64_t begin, int64_t part, int64_t stride, const void** addresses) {
       find_pixels(g, pixel_bytes, input, zeros, first + begin, part, stride, addresses);
     };
-    const RowPieces pieces{
-        .size = channels, .row_bytes = pixel_bytes * g.stride_y * g.stride_x, .floats = as_floats, .find = find};
+    const RowPieces pieces{.size = channels, .row_bytes = row_bytes, .floats = as_floats, .find = find};
     calls.resize(static_cast<size_t>(call.groups));
     for (int64_t i = 0; i < call.groups; ++i) {
       calls[static_cast<size_t>(i)] = {

@@ -65,100 +65,80 @@ const PanelKernels& panel_kernels_avx2(int element);
 const PanelKernels& panel_kernels_avx512(int element);
 const PanelKernels& panel_kernels_bfloat16();
 
-// The sums of R rows, kVectors vectors each.
-template <typename F, int R, int kVectors = 2>
-struct PanelSums {
-  using V = typename F::V;
-  using Stored = typename F::Stored;
-  static constexpr int kWidth = 2 * V::kWidth;
-
-  V sums[R][kVectors];
-
-  [[gnu::always_inline]] explicit PanelSums(const PanelPart& part) {
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      const float* const start = part.from != nullptr ? part.from + r * kWidth : part.bias;
-#pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) sums[r][v] = start != nullptr ? V::load(start + v * V::kWidth) : V::zero();
-    }
-  }
-
-  // A number of a step. `at(r)` is where it is in row r.
-  template <int number, typename At>
-  [[gnu::always_inline]] void add(const Stored* w, const At& at) {
-    V weights[2];
-    F::template load<number>(w, weights[0], weights[1]);
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      // Otherwise the compiler loads it twice.
-      const V shared = V::keep(F::share(at(r) + number * sizeof(typename F::X)));
-#pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) sums[r][v] = F::multiply_add(shared, weights[v], sums[r][v]);
-    }
-  }
-
-  [[gnu::always_inline]] void store(const PanelPart& part) const {
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      const V low = sums[r][0], high = kVectors > 1 ? sums[r][kVectors - 1] : V::zero();
-      if (part.to != nullptr) {
-        low.store(part.to + r * kWidth);
-        high.store(part.to + r * kWidth + V::kWidth);
-        continue;
-      }
-      Stored* const y = static_cast<Stored*>(part.y) + r * part.y_stride;
-      if (part.count == kWidth) {
-        F::narrow(low, high, y);
-      } else {
-        Stored whole[kWidth];
-        F::narrow(low, high, whole);
-        int64_t i = 0;
-        for (; i + 4 <= part.count; i += 4) __builtin_memcpy(y + i, whole + i, 4 * sizeof(Stored));
-        for (; i < part.count; ++i) y[i] = whole[i];
-      }
-    }
-  }
-};
-
-template <typename F, int R>
+// R rows, and the first kVectors vectors of a panel. Rows are in pieces, kPieceRows addresses of
+// each, or for 0 in x.
+template <typename F, int R, int kVectors = 2, int kPieceRows = 0>
 [[gnu::noinline]] void multiply_panel(const PanelPart& part) {
-  // A pointer to every third row: the two rows behind it are the stride away and twice the stride,
-  // which an address may have in it.
-  constexpr int kPointers = (R + 2) / 3;
-  PanelSums<F, R> sums(part);
-  const char* x[kPointers];
+  using V = typename F::V;
+  using X = typename F::X;
+  using Stored = typename F::Stored;
+  constexpr int kWidth = 2 * V::kWidth;
+  // A pointer to every third row of x: the two rows behind it are the stride away and twice the
+  // stride, which an address may have in it.
+  constexpr int kPointers = kPieceRows > 0 ? R : (R + 2) / 3;
+  V sums[R][2];
 #pragma GCC unroll 16
-  for (int i = 0; i < kPointers; ++i) x[i] = static_cast<const char*>(part.x) + 3 * i * part.x_stride;
-  const auto* w = static_cast<const typename F::Stored*>(part.w);
-  const auto at = [&](int r) __attribute__((always_inline)) { return x[r / 3] + (r % 3) * part.x_stride; };
-  for (int64_t step = 0; step < part.steps; ++step) {
-    sums.template add<0>(w, at);
-    if constexpr (F::kNumbers == 2) sums.template add<1>(w, at);
-    w += PanelSums<F, R>::kWidth * F::kTerms;
-#pragma GCC unroll 16
-    for (int i = 0; i < kPointers; ++i) x[i] += F::kNumbers * sizeof(typename F::X);
+  for (int r = 0; r < R; ++r) {
+    const float* const start = part.from != nullptr ? part.from + r * kWidth : part.bias;
+    sums[r][0] = start != nullptr ? V::load(start) : V::zero();
+    sums[r][1] = start != nullptr && kVectors > 1 ? V::load(start + V::kWidth) : V::zero();
   }
-  sums.store(part);
-}
-
-template <typename F, int R, int kMost, int kVectors>
-[[gnu::noinline]] void multiply_panel_of_pieces(const PanelPart& part) {
-  PanelSums<F, R, kVectors> sums(part);
-  const auto* w = static_cast<const typename F::Stored*>(part.w);
-  const void* const* pieces = part.pieces;
-  const auto bytes = part.piece_steps * static_cast<int64_t>(F::kNumbers * sizeof(typename F::X));
-  for (int64_t left = part.steps; left > 0; left -= part.piece_steps, pieces += kMost) {
-    const char* x[R];
+  const char* x[kPointers];
+  const auto* w = static_cast<const Stored*>(part.w);
+  // `offset`: bytes behind the pointers.
+  const auto multiply = [&]<int number>(int64_t offset) __attribute__((always_inline)) {
+    V low, high;
+    F::template load<number>(w, low, high);
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) x[r] = static_cast<const char*>(pieces[r]) + part.piece_offset + bytes;
-    for (int64_t i = -bytes; i < 0; i += F::kNumbers * sizeof(typename F::X)) {
-      const auto at = [&](int r) __attribute__((always_inline)) { return x[r] + i; };
-      sums.template add<0>(w, at);
-      if constexpr (F::kNumbers == 2) sums.template add<1>(w, at);
-      w += PanelSums<F, R>::kWidth * F::kTerms;
+    for (int r = 0; r < R; ++r) {
+      const char* const at = kPieceRows > 0 ? x[r] + offset : x[r / 3] + (r % 3) * part.x_stride;
+      // Otherwise the compiler loads it twice.
+      const V shared = V::keep(F::share(at + number * sizeof(X)));
+      sums[r][0] = F::multiply_add(shared, low, sums[r][0]);
+      if constexpr (kVectors > 1) sums[r][1] = F::multiply_add(shared, high, sums[r][1]);
+    }
+  };
+  if constexpr (kPieceRows > 0) {
+    const void* const* pieces = part.pieces;
+    const auto bytes = part.piece_steps * static_cast<int64_t>(F::kNumbers * sizeof(X));
+    for (int64_t left = part.steps; left > 0; left -= part.piece_steps, pieces += kPieceRows) {
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) x[r] = static_cast<const char*>(pieces[r]) + part.piece_offset + bytes;
+      for (int64_t offset = -bytes; offset < 0; offset += F::kNumbers * sizeof(X)) {
+        multiply.template operator()<0>(offset);
+        if constexpr (F::kNumbers == 2) multiply.template operator()<1>(offset);
+        w += kWidth * F::kTerms;
+      }
+    }
+  } else {
+#pragma GCC unroll 16
+    for (int i = 0; i < kPointers; ++i) x[i] = static_cast<const char*>(part.x) + 3 * i * part.x_stride;
+    for (int64_t step = 0; step < part.steps; ++step) {
+      multiply.template operator()<0>(0);
+      if constexpr (F::kNumbers == 2) multiply.template operator()<1>(0);
+      w += kWidth * F::kTerms;
+#pragma GCC unroll 16
+      for (int i = 0; i < kPointers; ++i) x[i] += F::kNumbers * sizeof(X);
     }
   }
-  sums.store(part);
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+    if (part.to != nullptr) {
+      sums[r][0].store(part.to + r * kWidth);
+      sums[r][1].store(part.to + r * kWidth + V::kWidth);
+      continue;
+    }
+    Stored* const y = static_cast<Stored*>(part.y) + r * part.y_stride;
+    if (part.count == kWidth) {
+      F::narrow(sums[r][0], sums[r][1], y);
+    } else {
+      Stored whole[kWidth];
+      F::narrow(sums[r][0], sums[r][1], whole);
+      int64_t i = 0;
+      for (; i + 4 <= part.count; i += 4) __builtin_memcpy(y + i, whole + i, 4 * sizeof(Stored));
+      for (; i < part.count; ++i) y[i] = whole[i];
+    }
+  }
 }
 
 template <typename F, int R>
@@ -174,8 +154,8 @@ void multiply_rows_of_pieces(const PanelPart& part) {
   if constexpr (R > 1) {
     if (part.rows < R) return multiply_rows_of_pieces<F, R - 1, kMost>(part);
   }
-  if (part.count <= F::V::kWidth) return multiply_panel_of_pieces<F, R, kMost, 1>(part);
-  multiply_panel_of_pieces<F, R, kMost, 2>(part);
+  if (part.count <= F::V::kWidth) return multiply_panel<F, R, 1, kMost>(part);
+  multiply_panel<F, R, 2, kMost>(part);
 }
 
 template <typename V>
