@@ -315,7 +315,8 @@ Kept filter_now(const graph::Invocation& invocation, const ConvolutionCall& call
           KernelTensors tensors(invocation);
           return make_filter(by, call, tensors.operand(call.weight), sizes_of(window_of(invocation, call.input)));
         });
-    if (filter != nullptr && filter->defined()) return {by, filter};  // otherwise there is no room
+    // Otherwise there is no room, or it cannot have the values.
+    if (filter != nullptr && filter->defined()) return {by, filter};
   }
   return {};
 }
