@@ -134,7 +134,9 @@ def test_samples_with_settings_of_their_own_share_a_batch(
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [("min", (FLOATS,)), ("max", (FLOATS,)), ("compare", (FLOATS, 2)), ("absdiff", (FLOATS,)),
-     ("convertScaleAbs", (None, 99)), *[("threshold", (0.5, 1.0, kind)) for kind in range(5)]],
+     ("convertScaleAbs", (None, 99)),
+     # Not cv2.THRESH_TRUNC, which on some processors depends on where in memory the image begins and ends.
+     *[("threshold", (0.5, 1.0, kind)) for kind in (0, 1, 3, 4)]],
 )  # fmt: skip
 def test_no_number_is_what_cv2_makes_of_it(name: str, arguments: tuple[Any, ...]) -> None:
     image = np.where(FLOATS < 0.3, np.float32("nan"), FLOATS)
