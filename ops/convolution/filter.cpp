@@ -228,10 +228,6 @@ PackedWeights::Made filter_of_rows(Implementation implementation, const Convolut
 // The weight [outputs, kernel, channels] as products of the groups need it.
 PackedWeights::Made filter_of_groups(const ConvolutionCall& call, const at::Tensor& rows) {
   backend::Matvec product = product_of(call);
-  if (call.settings.groups == 1) {
-    product.w = rows.const_data_ptr();
-    return packed_weight(LinearImplementation::kPackedPanels, product);
-  }
   std::vector<at::Tensor> made;
   for (const at::Tensor& group : rows.chunk(call.settings.groups)) {
     product.w = group.const_data_ptr();
@@ -296,7 +292,7 @@ PackedWeights::Made make_filter(Implementation implementation, const Convolution
       if (!is_finite(weight)) return {{}, 0};
       if (call.spreads) return filter_of_rows(implementation, call, weight);
       const at::Tensor rows = weight.movedim(1, -1).contiguous();
-      if (implementation == Implementation::kDirect) return filter_of_groups(call, rows);
+      if (call.settings.groups > 1) return filter_of_groups(call, rows);
       backend::Matvec product = product_of(call);
       product.w = rows.const_data_ptr();
       return packed_weight(product_by(implementation), product);

@@ -313,8 +313,7 @@ bool keeps_operands(const torch::jit::Stack& arguments, const MetaRun& run) {
 // them, and the tensors that it writes keep their shape or the node fails. A node whose Meta kernel
 // describes CUDA's kernel, and is wrong for the CPU's, may then be believed, and one that no Meta
 // kernel describes. Rows have kernels that write where they are told, and fused kernels go by the
-// windows.
-// Not where its kernel looks at all arguments and brings the memory.
+// windows. A row whose kernel looks at all arguments and brings the memory is compared, too.
 bool is_compared_when_run(const OpInfo& info) {
   const graph::OpTraits& traits = graph::op_table()[info.id];
   return traits.lower == nullptr && (!info.typed || (info.row.checks_arguments && traits.brings_memory));

@@ -77,15 +77,28 @@ void multiply_block(Matvec part, int64_t first, FunctionRef<void(const Matvec&)>
   make_rows(part.y, part.y_stride, part.element, first, part.m, make, follower);
 }
 
+// The image, and the pixel that the kernel's first point meets at a position of all images; it may
+// be outside.
+struct Corner {
+  int64_t image, top, left;
+};
+struct Corners {
+  const ConvolutionGeometry& g;
+  const int64_t width = g.out_width(), positions = g.positions();
+
+  Corner at(int64_t row) const {
+    const int64_t position = row % positions;
+    return {row / positions, position / width * g.stride_y - g.padding_y, position % width * g.stride_x - g.padding_x};
+  }
+};
+
 // As RowPieces::find, for positions [first, first + count): the pixels that the kernel meets, or
 // `zeros` outside the images.
 void find_pixels(const ConvolutionGeometry& g, int64_t pixel_bytes, const std::byte* input, const void* zeros,
                  int64_t first, int64_t count, int64_t stride, const void** to) {
-  const int64_t width = g.out_width(), positions = g.positions();
+  const Corners corners{g};
   for (int64_t r = 0; r < count; ++r) {
-    const int64_t row = first + r, image = row / positions;
-    const int64_t top = row % positions / width * g.stride_y - g.padding_y;
-    const int64_t left = row % width * g.stride_x - g.padding_x;
+    const auto [image, top, left] = corners.at(first + r);
     const void** at = to + r;
     for (int64_t ky = 0; ky < g.kernel_height; ++ky) {
       const int64_t y = top + ky * g.dilation_y;
@@ -104,11 +117,10 @@ void find_pixels(const ConvolutionGeometry& g, int64_t pixel_bytes, const std::b
 void gather_patches(const ConvolutionGeometry& g, int64_t element_bytes, const void* input, int64_t first,
                     int64_t count, void* rows, int64_t row_bytes) {
   const int64_t pixel = g.channels * element_bytes, line = g.kernel_width * pixel;
-  const int64_t width = g.out_width(), positions = g.positions();
+  const Corners corners{g};
   for (int64_t row = first; row < first + count; ++row) {
     auto* to = static_cast<std::byte*>(rows) + (row - first) * row_bytes;
-    const int64_t image = row / positions, top = row % positions / width * g.stride_y - g.padding_y;
-    const int64_t left = row % width * g.stride_x - g.padding_x;
+    const auto [image, top, left] = corners.at(row);
     for (int64_t ky = 0; ky < g.kernel_height; ++ky, to += line) {
       const int64_t y = top + ky * g.dilation_y;
       if (y < 0 || y >= g.height) {
@@ -173,7 +185,7 @@ bool fits_direct(const ConvolutionGeometry& g, int64_t groups, Element element, 
   if (!has_panels(set)) return false;
   const PanelPieces pieces = panel_pieces(element, set);
   return g.channels / groups % pieces.terms == 0 &&
-         (!pieces.floats || element == Element::kFloat32 || g.images * g.pixels() * g.channels <= kMostFloats);
+         (!pieces.floats || g.images * g.pixels() * g.channels <= kMostFloats);
 }
 
 bool convolve_direct(const DirectConvolution& call, const Follower* follower, InstructionSet set) {
