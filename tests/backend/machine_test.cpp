@@ -7,7 +7,7 @@
 #include "backend/fault/fault_device.h"
 #include "backend/registry/registry.h"
 #include "backend/sim/sim_device.h"
-#include "tests/backend/catch.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend {
 namespace {

@@ -20,10 +20,6 @@
 //
 // Thread safety: one thread, and those of the SimDevice.
 
-// The programs' own checks are Catch2's, whose code Catch2 3 has in a library. Nothing here calls them: there is no test case.
-#if !__has_include(<catch2/catch_test_macros.hpp>)
-#define CATCH_CONFIG_RUNNER
-#endif
 #include <unistd.h>
 
 #include <algorithm>
@@ -44,7 +40,7 @@
 #include "graph/fusion/fusion.h"
 #include "graph/plan/slice_allocator.h"
 #include "graph/verify/verify.h"
-#include "tests/graph/catch.h"
+#include "tests/catch/catch.h"
 #include "tests/graph/fixtures/program.h"
 #include "tests/graph/fixtures/seeds.h"
 

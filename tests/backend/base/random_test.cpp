@@ -1,6 +1,6 @@
 #include "backend/base/random.h"
 
-#include "tests/backend/catch.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend {
 namespace {

@@ -9,8 +9,8 @@
 
 #include "backend/cpu/cpu_device.h"
 #include "backend/sim/sim_device.h"
-#include "tests/backend/catch.h"
 #include "tests/backend/child.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend::testing {
 namespace {

@@ -27,9 +27,9 @@
 #include "backend/cuda/fused/nvrtc.h"
 #include "backend/fused/call.h"
 #include "backend/registry/registry.h"
-#include "tests/backend/catch.h"
 #include "tests/backend/cpu/fused/fused_program.h"
 #include "tests/backend/cpu/fused/portable_functions.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend {
 namespace {
@@ -281,7 +281,8 @@ TEST_CASE("what many small pieces take by one kernel and by batches of copies", 
   Result<Block> block = device->allocate(2 * kAll);
   REQUIRE(block.ok());
   HostMemories memories(kAll);
-  std::printf("| memory | direction | bytes a piece | by the kernel, GB/s | by batches, GB/s |\n|---|---|---|---|---|\n");
+  std::printf(
+      "| memory | direction | bytes a piece | by the kernel, GB/s | by batches, GB/s |\n|---|---|---|---|---|\n");
   for (char* const host : memories.all()) {
     std::fill(host, host + kAll, 'a');
     for (const size_t piece : {size_t{512}, size_t{4} << 10, size_t{16} << 10, size_t{64} << 10}) {

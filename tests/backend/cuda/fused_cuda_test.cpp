@@ -13,10 +13,10 @@
 #include "backend/cuda/fused/nvrtc.h"
 #include "backend/cuda/fused/source.h"
 #include "backend/fused/formula.h"
-#include "tests/backend/catch.h"
 #include "tests/backend/cpu/fused/fused_program.h"
 #include "tests/backend/cpu/fused/portable_functions.h"
 #include "tests/backend/cuda/cuda_emulation.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend {
 namespace {

@@ -20,10 +20,10 @@
 
 #include "backend/base/fnv.h"
 #include "backend/fused/call.h"
-#include "tests/backend/catch.h"
 #include "tests/backend/child.h"
 #include "tests/backend/cpu/fused/fused_program.h"
 #include "tests/backend/cpu/fused/portable_functions.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend {
 namespace {

@@ -4,8 +4,8 @@
 #include <random>
 #include <vector>
 
-#include "tests/backend/catch.h"
 #include "tests/backend/cuda/cuda_threads.h"
+#include "tests/catch/catch.h"
 // After what stands for CUDA.
 #include "backend/cuda/pieces.cu"
 

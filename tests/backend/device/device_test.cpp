@@ -16,8 +16,8 @@
 #include "backend/cpu/cpu_device.h"
 #include "backend/fault/fault_device.h"
 #include "backend/sim/sim_device.h"
-#include "tests/backend/catch.h"
 #include "tests/backend/device/tasks.h"
+#include "tests/catch/catch.h"
 
 #if defined(HETERO_WITH_CUDA)
 #include "backend/cuda/cuda_device.h"

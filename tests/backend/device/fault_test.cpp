@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "backend/cpu/cpu_device.h"
-#include "tests/backend/catch.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend {
 namespace {

@@ -4,8 +4,8 @@
 
 #include "backend/fault/fault_device.h"
 #include "backend/sim/sim_device.h"
-#include "tests/backend/catch.h"
 #include "tests/backend/child.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend {
 namespace {

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "backend/device/device.h"
-#include "tests/backend/catch.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend::testing {
 

@@ -11,7 +11,7 @@
 #include <iterator>
 #include <string>
 
-#include "tests/backend/catch.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend {
 namespace {

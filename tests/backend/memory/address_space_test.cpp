@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "backend/base/size_classes.h"
-#include "tests/backend/catch.h"
 #include "tests/backend/child.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend {
 namespace {

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "tests/backend/catch.h"
 #include "tests/backend/child.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend {
 namespace {

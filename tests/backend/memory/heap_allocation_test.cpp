@@ -11,9 +11,9 @@
 #include "backend/cpu/fused/launch.h"
 #include "backend/cpu/kernels/panel_gemm.h"
 #include "backend/cuda/fused/engine.h"
-#include "tests/backend/catch.h"
 #include "tests/backend/cpu/fused/fused_program.h"
 #include "tests/backend/cpu/fused/portable_functions.h"
+#include "tests/catch/catch.h"
 
 namespace {
 thread_local long heap_allocations = 0;

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "backend/memory/host_ranges.h"
-#include "tests/backend/catch.h"
 #include "tests/backend/child.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend {
 namespace {

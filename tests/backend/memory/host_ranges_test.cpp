@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "tests/backend/catch.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend {
 namespace {

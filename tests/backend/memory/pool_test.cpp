@@ -7,8 +7,8 @@
 #include <thread>
 #include <vector>
 
-#include "tests/backend/catch.h"
 #include "tests/backend/child.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend {
 namespace {

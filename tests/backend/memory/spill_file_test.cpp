@@ -16,7 +16,7 @@
 #include <thread>
 #include <vector>
 
-#include "tests/backend/catch.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend {
 namespace {

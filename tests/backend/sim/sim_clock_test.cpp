@@ -16,8 +16,8 @@
 #include "backend/device/piece_copies.h"
 #include "backend/fault/fault_device.h"
 #include "backend/sim/sim_device.h"
-#include "tests/backend/catch.h"
 #include "tests/backend/sim/sim_fixture.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend {
 namespace {

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "backend/sim/sim_device.h"
-#include "tests/backend/catch.h"
 #include "tests/backend/device/tasks.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend::testing {
 

@@ -16,9 +16,9 @@
 #include "backend/cpu/cpu_device.h"
 #include "backend/fault/fault_device.h"
 #include "backend/memory/address_space.h"
-#include "tests/backend/catch.h"
 #include "tests/backend/child.h"
 #include "tests/backend/sim/sim_fixture.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend {
 namespace {

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "backend/base/parallel.h"
-#include "tests/backend/catch.h"
 #include "tests/backend/child.h"
 #include "tests/backend/device/tasks.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend {
 namespace {

@@ -16,8 +16,8 @@
 #include <thread>
 
 #include "backend/tier/block_file.h"
-#include "tests/backend/catch.h"
 #include "tests/backend/tier/blocks.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend {
 namespace {

@@ -11,8 +11,8 @@
 #include <random>
 #include <thread>
 
-#include "tests/backend/catch.h"
 #include "tests/backend/tier/blocks.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend {
 namespace {

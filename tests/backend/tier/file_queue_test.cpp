@@ -18,9 +18,9 @@
 #include <thread>
 
 #include "backend/tier/merge.h"
-#include "tests/backend/catch.h"
 #include "tests/backend/child.h"
 #include "tests/backend/tier/blocks.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend {
 namespace {

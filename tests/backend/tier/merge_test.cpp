@@ -6,7 +6,7 @@
 #include <map>
 #include <random>
 
-#include "tests/backend/catch.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <array>
 
-#include "tests/graph/catch.h"
+#include "tests/catch/catch.h"
 #include "tests/graph/fixtures/program.h"
 
 namespace hetero::graph::testing {

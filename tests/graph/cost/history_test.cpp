@@ -7,7 +7,7 @@
 #include <cstdio>
 
 #include "graph/cost/cost.h"
-#include "tests/graph/catch.h"
+#include "tests/catch/catch.h"
 #include "tests/graph/fixtures/program.h"
 
 namespace hetero::graph::testing {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "graph/ir/plan.h"
-#include "tests/graph/catch.h"
+#include "tests/catch/catch.h"
 #include "tests/graph/fixtures/program.h"
 
 namespace hetero::graph::testing {

@@ -2,7 +2,7 @@
 
 #include "graph/ir/compare.h"
 
-#include "tests/graph/catch.h"
+#include "tests/catch/catch.h"
 #include "tests/graph/fixtures/program.h"
 
 namespace hetero::graph::testing {

@@ -5,7 +5,7 @@
 #include <set>
 #include <vector>
 
-#include "tests/graph/catch.h"
+#include "tests/catch/catch.h"
 #include "tests/graph/fixtures/program.h"
 
 namespace hetero::graph::testing {

@@ -14,7 +14,7 @@
 
 #include "backend/base/fnv.h"
 #include "graph/kv/kv_cache.h"
-#include "tests/graph/catch.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::graph::testing {
 

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "graph/program/verify_program.h"
-#include "tests/graph/catch.h"
+#include "tests/catch/catch.h"
 #include "tests/graph/fixtures/saved.h"
 #include "tests/graph/fixtures/static_program.h"
 

@@ -14,7 +14,7 @@
 #include "graph/placement/min_cut.h"
 #include "graph/plan/passes.h"
 #include "graph/verify/verify.h"
-#include "tests/graph/catch.h"
+#include "tests/catch/catch.h"
 #include "tests/graph/fixtures/program.h"
 #include "tests/graph/fixtures/steady.h"
 #include "tests/graph/placement/placement_cases.h"

@@ -1,6 +1,6 @@
 // Placement by thresholds: what they send to the CPU, and why.
 
-#include "tests/graph/catch.h"
+#include "tests/catch/catch.h"
 #include "tests/graph/fixtures/program.h"
 #include "tests/graph/fixtures/steady.h"
 

@@ -18,7 +18,7 @@
 #include "graph/cost/simulate.h"
 #include "graph/plan/resize.h"
 #include "graph/verify/verify.h"
-#include "tests/graph/catch.h"
+#include "tests/catch/catch.h"
 #include "tests/graph/fixtures/program.h"
 #include "tests/graph/fixtures/static_program.h"
 #include "tests/graph/verify/damage.h"

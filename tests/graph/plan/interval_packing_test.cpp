@@ -10,7 +10,7 @@
 #include <cstdio>
 #include <random>
 
-#include "tests/graph/catch.h"
+#include "tests/catch/catch.h"
 #include "tests/graph/placement/hard_instances.h"
 
 namespace hetero::graph {

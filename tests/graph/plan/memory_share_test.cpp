@@ -7,7 +7,7 @@
 #include "graph/program/program_sizes.h"
 #include "graph/serve/server.h"
 #include "graph/serve/stage_pipeline.h"
-#include "tests/graph/catch.h"
+#include "tests/catch/catch.h"
 #include "tests/graph/fixtures/dynamic_program.h"
 #include "tests/graph/fixtures/static_program.h"
 

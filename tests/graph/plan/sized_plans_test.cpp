@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "tests/graph/catch.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::graph::testing {
 namespace {

@@ -6,7 +6,7 @@
 #include <map>
 #include <random>
 
-#include "tests/graph/catch.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::graph {
 

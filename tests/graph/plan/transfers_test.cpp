@@ -5,7 +5,7 @@
 #include "backend/sim/sim_device.h"
 #include "graph/cost/simulate.h"
 #include "graph/verify/verify.h"
-#include "tests/graph/catch.h"
+#include "tests/catch/catch.h"
 #include "tests/graph/fixtures/program.h"
 #include "tests/graph/fixtures/static_program.h"
 

@@ -22,7 +22,7 @@
 #include "graph/program/verify_program.h"
 #include "graph/program/zip.h"
 #include "graph/verify/verify.h"
-#include "tests/graph/catch.h"
+#include "tests/catch/catch.h"
 #include "tests/graph/fixtures/saved.h"
 
 namespace hetero::graph::testing {

@@ -11,7 +11,7 @@
 #include "graph/program/verify_program.h"
 #include "graph/serve/graph_executor.h"
 #include "graph/serve/server.h"
-#include "tests/graph/catch.h"
+#include "tests/catch/catch.h"
 #include "tests/graph/fixtures/dynamic_program.h"
 #include "tests/graph/fixtures/static_program.h"
 

@@ -14,10 +14,6 @@
 //
 // Thread safety: one thread.
 
-// The programs' own checks are Catch2's, whose code Catch2 3 has in a library. Nothing here calls them: there is no test case.
-#if !__has_include(<catch2/catch_test_macros.hpp>)
-#define CATCH_CONFIG_RUNNER
-#endif
 #include <malloc.h>
 #include <unistd.h>
 
@@ -42,7 +38,7 @@
 #include "graph/program/verify_program.h"
 #include "graph/program/zip.h"
 #include "graph/verify/verify.h"
-#include "tests/graph/catch.h"
+#include "tests/catch/catch.h"
 #include "tests/graph/fixtures/dynamic_program.h"
 #include "tests/graph/fixtures/saved.h"
 #include "tests/graph/fixtures/seeds.h"

@@ -9,7 +9,7 @@
 
 #include "graph/serve/scheduler.h"
 #include "graph/serve/stage_pipeline.h"
-#include "tests/graph/catch.h"
+#include "tests/catch/catch.h"
 #include "tests/graph/fixtures/program.h"
 #include "tests/graph/fixtures/static_program.h"
 

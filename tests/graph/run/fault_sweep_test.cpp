@@ -11,7 +11,7 @@
 #include <set>
 
 #include "backend/fault/fault_device.h"
-#include "tests/graph/catch.h"
+#include "tests/catch/catch.h"
 #include "tests/graph/fixtures/program.h"
 
 namespace hetero::graph::testing {

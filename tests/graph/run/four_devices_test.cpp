@@ -6,7 +6,7 @@
 
 #include "graph/cost/simulate.h"
 #include "graph/verify/verify.h"
-#include "tests/graph/catch.h"
+#include "tests/catch/catch.h"
 #include "tests/graph/fixtures/program.h"
 
 namespace hetero::graph::testing {

@@ -4,7 +4,7 @@
 #include <cstdio>
 
 #include "graph/fusion/fusion.h"
-#include "tests/graph/catch.h"
+#include "tests/catch/catch.h"
 #include "tests/graph/fixtures/program.h"
 #include "tests/graph/fixtures/static_program.h"
 

@@ -6,7 +6,7 @@
 
 #include "backend/fault/fault_device.h"
 #include "graph/run/segments.h"
-#include "tests/graph/catch.h"
+#include "tests/catch/catch.h"
 #include "tests/graph/fixtures/program.h"
 
 namespace hetero::graph::testing {

@@ -10,7 +10,7 @@
 #include "backend/fault/fault_device.h"
 #include "backend/sim/sim_device.h"
 #include "graph/ir/kernel_settings.h"
-#include "tests/graph/catch.h"
+#include "tests/catch/catch.h"
 #include "tests/graph/fixtures/static_program.h"
 
 namespace hetero::graph::testing {

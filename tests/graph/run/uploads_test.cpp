@@ -7,7 +7,7 @@
 #include "backend/registry/registry.h"
 #include "backend/sim/sim_device.h"
 #include "graph/run/executor.h"
-#include "tests/graph/catch.h"
+#include "tests/catch/catch.h"
 #include "tests/graph/fixtures/program.h"
 
 namespace hetero::graph::testing {

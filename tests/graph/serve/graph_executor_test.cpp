@@ -9,7 +9,7 @@
 #include "backend/base/parallel.h"
 #include "backend/sim/sim_device.h"
 #include "graph/serve/graph_executor.h"
-#include "tests/graph/catch.h"
+#include "tests/catch/catch.h"
 #include "tests/graph/fixtures/static_program.h"
 
 namespace hetero::graph::testing {

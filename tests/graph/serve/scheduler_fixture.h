@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "graph/serve/scheduler.h"
-#include "tests/graph/catch.h"
+#include "tests/catch/catch.h"
 #include "tests/graph/fixtures/patience.h"
 
 namespace hetero::graph::testing {

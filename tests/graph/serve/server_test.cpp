@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "backend/sim/sim_device.h"
-#include "tests/graph/catch.h"
+#include "tests/catch/catch.h"
 #include "tests/graph/fixtures/patience.h"
 #include "tests/graph/fixtures/static_program.h"
 

@@ -12,7 +12,7 @@
 #include "graph/optimize/cut_program.h"
 #include "graph/program/verify_program.h"
 #include "graph/serve/stage_pipeline.h"
-#include "tests/graph/catch.h"
+#include "tests/catch/catch.h"
 #include "tests/graph/fixtures/patience.h"
 #include "tests/graph/fixtures/static_program.h"
 

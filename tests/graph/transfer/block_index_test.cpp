@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/graph/catch.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::graph {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "backend/sim/sim_device.h"
 #include "graph/transfer/block_store.h"
-#include "tests/graph/catch.h"
+#include "tests/catch/catch.h"
 #include "tests/graph/fixtures/program.h"
 #include "tests/graph/transfer/kv_oracle.h"
 

@@ -13,7 +13,7 @@
 
 #include "graph/transfer/block_store.h"
 #include "tests/backend/tier/temporary_folder.h"
-#include "tests/graph/catch.h"
+#include "tests/catch/catch.h"
 #include "tests/graph/transfer/kv_oracle.h"
 
 namespace hetero::graph::testing {

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "graph/transfer/eviction_policy.h"
-#include "tests/graph/catch.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::graph {
 namespace {

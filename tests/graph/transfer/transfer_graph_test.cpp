@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "tests/graph/catch.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::graph {
 namespace {

@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "tests/graph/catch.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::graph {
 namespace {

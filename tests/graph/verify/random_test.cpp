@@ -3,7 +3,7 @@
 #include "backend/cpu/cpu_device.h"
 #include "backend/sim/sim_device.h"
 #include "graph/verify/verify.h"
-#include "tests/graph/catch.h"
+#include "tests/catch/catch.h"
 #include "tests/graph/fixtures/program.h"
 
 namespace hetero::graph::testing {

@@ -9,7 +9,7 @@
 
 #include "backend/sim/sim_device.h"
 #include "graph/plan/slice_allocator.h"
-#include "tests/graph/catch.h"
+#include "tests/catch/catch.h"
 #include "tests/graph/fixtures/program.h"
 #include "tests/graph/verify/damage.h"
 

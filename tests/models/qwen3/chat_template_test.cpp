@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/models/qwen3/catch.h"
+#include "tests/catch/catch.h"
 #include "tests/models/qwen3/small_files.h"
 
 namespace hetero::qwen3 {

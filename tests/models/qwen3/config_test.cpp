@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "qwen3/checkpoint/rope.h"
-#include "tests/models/qwen3/catch.h"
+#include "tests/catch/catch.h"
 #include "tests/models/qwen3/small_files.h"
 
 namespace hetero::qwen3 {

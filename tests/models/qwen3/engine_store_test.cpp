@@ -13,7 +13,7 @@
 
 #include "qwen3/checkpoint/fingerprint.h"
 #include "qwen3/model/engine.h"
-#include "tests/models/qwen3/catch.h"
+#include "tests/catch/catch.h"
 #include "tests/models/qwen3/small_files.h"
 
 namespace hetero::qwen3 {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "qwen3/sampling/sampler.h"
-#include "tests/models/qwen3/catch.h"
+#include "tests/catch/catch.h"
 
 namespace {
 

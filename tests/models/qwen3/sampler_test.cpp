@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "qwen3/sampling/sweep.h"
-#include "tests/models/qwen3/catch.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::qwen3 {
 namespace {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/models/qwen3/catch.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::qwen3 {
 namespace {

@@ -15,7 +15,7 @@
 #include "qwen3/text/pattern.h"
 #include "qwen3/text/text_stream.h"
 #include "qwen3/text/tokenizer_file.h"
-#include "tests/models/qwen3/catch.h"
+#include "tests/catch/catch.h"
 #include "tests/models/qwen3/small_files.h"
 
 namespace hetero::qwen3 {

@@ -9,7 +9,7 @@
 #include "qwen3/checkpoint/checkpoint.h"
 #include "qwen3/checkpoint/config.h"
 #include "qwen3/checkpoint/weights.h"
-#include "tests/models/qwen3/catch.h"
+#include "tests/catch/catch.h"
 #include "tests/models/qwen3/small_files.h"
 
 namespace hetero::qwen3 {

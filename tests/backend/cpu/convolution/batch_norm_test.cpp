@@ -7,8 +7,8 @@
 #include <limits>
 #include <vector>
 
-#include "tests/backend/catch.h"
 #include "tests/backend/cpu/convolution/definition.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend {
 namespace {

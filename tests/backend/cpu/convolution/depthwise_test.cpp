@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "backend/cpu/vector/half.h"
-#include "tests/backend/catch.h"
 #include "tests/backend/cpu/convolution/definition.h"
 #include "tests/backend/cpu/convolution/follower.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend {
 namespace {

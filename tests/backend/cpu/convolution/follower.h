@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "backend/cpu/fused/follower.h"
-#include "tests/backend/catch.h"
 #include "tests/backend/cpu/convolution/definition.h"
 #include "tests/backend/cpu/fused/fused_program.h"
 #include "tests/backend/cpu/fused/portable_functions.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend {
 

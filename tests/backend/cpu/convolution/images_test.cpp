@@ -9,8 +9,8 @@
 #include "backend/cpu/convolution/image_layout.h"
 #include "backend/cpu/convolution/max_pool.h"
 #include "backend/cpu/convolution/pixel_mean.h"
-#include "tests/backend/catch.h"
 #include "tests/backend/cpu/convolution/definition.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend {
 namespace {

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "backend/cpu/kernels/panel_gemm.h"
-#include "tests/backend/catch.h"
 #include "tests/backend/cpu/convolution/definition.h"
 #include "tests/backend/cpu/convolution/follower.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend {
 namespace {

@@ -6,9 +6,9 @@
 #include <cmath>
 #include <vector>
 
-#include "tests/backend/catch.h"
 #include "tests/backend/cpu/convolution/definition.h"
 #include "tests/backend/cpu/kernels/plain_gemm.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend {
 namespace {

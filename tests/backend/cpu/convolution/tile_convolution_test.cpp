@@ -10,9 +10,9 @@
 
 #include "backend/base/parallel.h"
 #include "backend/cpu/kernels/tile_gemm.h"
-#include "tests/backend/catch.h"
 #include "tests/backend/cpu/convolution/definition.h"
 #include "tests/backend/cpu/convolution/follower.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend {
 namespace {

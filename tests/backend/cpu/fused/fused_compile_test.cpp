@@ -20,7 +20,7 @@
 #include "backend/cpu/fused/launch.h"
 #include "backend/cpu/vector/half.h"
 #include "backend/fused/gelu.h"
-#include "tests/backend/catch.h"
+#include "tests/catch/catch.h"
 #include "tests/backend/child.h"
 #include "tests/backend/cpu/fused/fused_program.h"
 #include "tests/backend/cpu/fused/portable_functions.h"

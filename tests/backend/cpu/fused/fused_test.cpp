@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "backend/base/parallel.h"
-#include "tests/backend/catch.h"
 #include "tests/backend/cpu/fused/fused_program.h"
 #include "tests/backend/cpu/fused/portable_functions.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend {
 namespace {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/backend/catch.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend::testing {
 namespace {

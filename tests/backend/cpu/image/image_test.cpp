@@ -18,7 +18,7 @@
 #include "backend/cpu/image/pil_enhance.h"
 #include "backend/cpu/image/pil_resize.h"
 #include "backend/cpu/image/row_kernels.h"
-#include "tests/backend/catch.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend {
 namespace {

@@ -14,7 +14,7 @@
 #include "backend/cpu/kernels/attention_kernel.h"
 #include "backend/cpu/kernels/tile_gemm.h"
 #include "backend/cpu/vector/half.h"
-#include "tests/backend/catch.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend {
 namespace {

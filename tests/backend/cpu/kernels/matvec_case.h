@@ -18,7 +18,7 @@
 #include "backend/base/parallel.h"
 #include "backend/cpu/kernels/matvec.h"
 #include "backend/cpu/vector/half.h"
-#include "tests/backend/catch.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend {
 

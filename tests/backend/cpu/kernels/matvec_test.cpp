@@ -16,8 +16,8 @@
 
 #include "backend/base/parallel.h"
 #include "backend/cpu/vector/half.h"
-#include "tests/backend/catch.h"
 #include "tests/backend/cpu/kernels/matvec_case.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend {
 namespace {

@@ -6,8 +6,8 @@
 #include <array>
 #include <vector>
 
-#include "tests/backend/catch.h"
 #include "tests/backend/cpu/kernels/matvec_case.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend {
 namespace {

@@ -9,9 +9,9 @@
 #include <memory>
 #include <vector>
 
-#include "tests/backend/catch.h"
 #include "tests/backend/cpu/kernels/matvec_case.h"
 #include "tests/backend/cpu/kernels/plain_gemm.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend {
 namespace {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "backend/cpu/vector/float8.h"
-#include "tests/backend/catch.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend::testing {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "backend/base/parallel.h"
 #include "backend/cpu/vector/half.h"
-#include "tests/backend/catch.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend::testing {
 namespace {

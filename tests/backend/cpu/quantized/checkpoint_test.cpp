@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "backend/cpu/vector/half.h"
-#include "tests/backend/catch.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend {
 namespace {

@@ -16,9 +16,9 @@
 #include "backend/cpu/quantized/kernel.h"
 #include "backend/cpu/quantized/weight.h"
 #include "backend/cpu/vector/half.h"
-#include "tests/backend/catch.h"
 #include "tests/backend/cpu/kernels/matvec_case.h"
 #include "tests/backend/cpu/quantized/emulated_tiles.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend {
 namespace {

@@ -24,8 +24,8 @@
 #include <vector>
 
 #include "backend/tier/remote_tier.h"
-#include "tests/backend/catch.h"
 #include "tests/backend/tier/temporary_folder.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend::testing {
 
