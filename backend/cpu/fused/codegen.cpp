@@ -5,9 +5,11 @@
 //   loop:   the instructions; next vector
 //           return
 //   fill:   numbers and constants; jump to `loop`
+//           constants that are not worth a register
 
 #include "backend/cpu/fused/codegen.h"
 
+#include "backend/cpu/fused/exponential.h"
 #include "backend/fused/gelu.h"
 
 #if defined(HETERO_WITH_XBYAK)
@@ -42,6 +44,7 @@ class LoopGenerator final : VectorAssembler {
     L(fill);
     fill_constants();
     jmp(loop, T_NEAR);
+    append_constants();
     const bool failed = failed_ || Xbyak::GetError() != Xbyak::ERR_NONE;
     Xbyak::ClearError();
     return failed ? 0 : getSize();
@@ -133,6 +136,8 @@ class LoopGenerator final : VectorAssembler {
       set(O::kBitwiseXor, &L::binary<&L::exclusive_or>);
       set(O::kConvert, &L::convert);
       set(O::kGelu, &L::gelu);
+      set(O::kSigmoid, &L::sigmoid);
+      set(O::kSilu, &L::silu);
       return table;
     }();
     return kEmitters[static_cast<size_t>(operation)];
@@ -288,28 +293,75 @@ class LoopGenerator final : VectorAssembler {
     select(result_apart(), no, input(0), value, bytes_);
   }
 
+  // Coefficients of a map are worth registers that other values seldom need.
+  void keep_coefficients() {
+    if (wide_ && !has_coefficients_) keep_more_constants(8);
+    has_coefficients_ = true;
+  }
+
   // See gelu.h.
   void gelu() {
-    // Its coefficients are worth registers that other values seldom need.
-    if (wide_ && !has_gelu_) keep_more_constants(8);
-    has_gelu_ = true;
+    keep_coefficients();
     const Xmm x = input(0), place = temporary(4), spare = temporary(4), to = result_apart();
-    const auto coefficient = [&](float value) {
-      return constant(false, 4, std::bit_cast<uint32_t>(value), spare.getIdx());
-    };
+    const auto limit = [&](float value) { return constant(false, 4, std::bit_cast<uint32_t>(value), spare.getIdx()); };
     multiply(place, x, x);
-    multiply(place, place, coefficient(kGeluScale));
-    minimum(place, coefficient(2), place);
-    add_to(place, place, coefficient(-1));
-    move(to, coefficient(kGeluCoefficients[0]));
+    multiply(place, place, real_operand(kGeluScale));
+    minimum(place, limit(2), place);
+    add_to(place, place, real_operand(-1));
+    move(to, real_operand(kGeluCoefficients[0]));
     for (size_t i = 1; i < std::size(kGeluCoefficients); ++i) {
-      vfmadd213ps(to, place, coefficient(kGeluCoefficients[i]));
+      vfmadd213ps(to, place, real_operand(kGeluCoefficients[i]));
     }
     multiply(to, x, to);
-    maximum(to, coefficient(-1), to);
-    minimum(to, coefficient(1), to);
-    multiply(place, x, coefficient(0.5f));
+    maximum(to, limit(-1), to);
+    minimum(to, limit(1), to);
+    multiply(place, x, real_operand(0.5f));
     vfmadd213ps(to, place, place);
+  }
+
+  // 1 + exp(-x), see exponential.h.
+  Xmm one_more_than_exponential(const Xmm& x, const Xmm& to) {
+    keep_coefficients();
+    const Xmm power = temporary(4), whole = temporary(4), half = temporary(4);
+    const auto limit = [&](float value) { return constant(false, 4, std::bit_cast<uint32_t>(value), half.getIdx()); };
+    // The limits keep NaN.
+    exclusive_or(power, power, power);
+    subtract(power, power, x);
+    minimum(power, limit(kExpHighest), power);
+    maximum(power, limit(kExpLowest), power);
+    multiply(to, power, real_operand(kExpScale));
+    vcvtps2dq(whole, to);
+    vcvtdq2ps(to, whole);
+    vfmadd231ps(power, to, real_operand(-kExpStep));
+    vfmadd231ps(power, to, real_operand(-kExpStepRest));
+    move(to, real_operand(kExpCoefficients[0]));
+    for (size_t i = 1; i < std::size(kExpCoefficients); ++i) {
+      vfmadd213ps(to, power, real_operand(kExpCoefficients[i]));
+    }
+    multiply(half, power, power);
+    vfmadd213ps(to, half, power);
+    add_to(to, to, real_operand(1));
+    // By a power of two that may be too small or too large for one float.
+    vpsrad(half, whole, 1);
+    vpsubd(whole, whole, half);
+    vpaddd(half, half, bits_operand(127));
+    vpaddd(whole, whole, bits_operand(127));
+    vpslld(half, half, 23);
+    vpslld(whole, whole, 23);
+    multiply(to, to, half);
+    multiply(to, to, whole);
+    add_to(to, to, real_operand(1));
+    return to;
+  }
+
+  void sigmoid() {
+    const Xmm x = input(0), to = result_apart(), below = one_more_than_exponential(x, to), one = real(4, 1);
+    divide(to, one, below);
+  }
+
+  void silu() {
+    const Xmm x = input(0), to = result_apart();
+    divide(to, x, one_more_than_exponential(x, to));
   }
 
   void convert() {
@@ -377,7 +429,7 @@ class LoopGenerator final : VectorAssembler {
   // The map at hand.
   MapFormula formula_{};
   bool left_ = false, right_ = false;  // a number is in the place of an operand
-  bool has_gelu_ = false;
+  bool has_coefficients_ = false;
 };
 
 }  // namespace
@@ -422,6 +474,8 @@ bool can_generate(const MapFormula& formula) {
     case MapOperation::kConvert:
       return can_convert(formula.from, type);
     case MapOperation::kGelu:
+    case MapOperation::kSigmoid:
+    case MapOperation::kSilu:
       return type == EntryType::kFloat32 && formula.from == EntryType{};
     case MapOperation::kMul:
       if (type == EntryType::kBool) return formula.form == NumberForm::kNone;
@@ -434,7 +488,9 @@ bool can_generate(const MapFormula& formula) {
 
 size_t generate_vector_loop(std::span<const VectorInstruction> run, int array_count, InstructionSet set,
                             std::span<uint8_t> code) {
-  return LoopGenerator(run, array_count, set, code).generate();
+  const size_t bytes = LoopGenerator(run, array_count, set, code).generate();
+  // The registers may suffice where none keeps a constant.
+  return bytes != 0 ? bytes : LoopGenerator(run, array_count, set, code, false).generate();
 }
 
 #else

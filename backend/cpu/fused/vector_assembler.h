@@ -16,6 +16,7 @@
 #include <bit>
 #include <cstdint>
 #include <iterator>
+#include <list>
 #include <span>
 #include <vector>
 
@@ -36,7 +37,8 @@ enum Predicate : uint8_t {
 
 class VectorAssembler : protected Xbyak::CodeGenerator {
  public:
-  VectorAssembler(std::span<const VectorInstruction> run, int array_count, InstructionSet set, std::span<uint8_t> code)
+  VectorAssembler(std::span<const VectorInstruction> run, int array_count, InstructionSet set, std::span<uint8_t> code,
+                  bool keeps_constants = true)
       : CodeGenerator(code.size(), code.data()),
         run_(run),
         wide_(set == InstructionSet::kAvx512),
@@ -44,7 +46,10 @@ class VectorAssembler : protected Xbyak::CodeGenerator {
         array_count_(array_count),
         free_(wide_ ? ~uint32_t{0} : 0xFFFF),
         next_constant_(wide_ ? 31 : 15),
-        constants_left_(wide_ ? 16 : 6) {}
+        keeps_constants_(keeps_constants),
+        constants_left_(!keeps_constants ? 0
+                        : wide_          ? 16
+                                         : 6) {}
 
  protected:
   using Operand = Xbyak::Operand;
@@ -162,7 +167,7 @@ class VectorAssembler : protected Xbyak::CodeGenerator {
   }
 
   // So many more constants are worth registers.
-  void keep_more_constants(int count) { constants_left_ += count; }
+  void keep_more_constants(int count) { constants_left_ += keeps_constants_ ? count : 0; }
   // The register in which a constant is kept, or none.
   int kept_register(bool is_number, int bytes, uint64_t bits) {
     for (const Constant& it : constants_) {
@@ -183,6 +188,16 @@ class VectorAssembler : protected Xbyak::CodeGenerator {
     fill_constant({is_number, bytes, bits, spare}, spare);
     return as(spare, bytes);
   }
+  // 32 bits for each lane as the last operand of an instruction, until the next one: in a register,
+  // or where they are not kept, behind the code.
+  const Operand& bits_operand(uint32_t bits) {
+    if (const int kept = kept_register(false, 4, bits); kept != kNoRegister) return kept_operand_ = as(kept, 4);
+    for (const Behind& it : behind_) {
+      if (it.bits == bits) return it.address;
+    }
+    return behind_.emplace_back(*this, bits).address;
+  }
+  const Operand& real_operand(float value) { return bits_operand(std::bit_cast<uint32_t>(value)); }
   Xmm number(int which, int bytes) { return constant(true, bytes, static_cast<uint64_t>(run_[at_].source + which)); }
   Xmm literal(int bytes, uint64_t bits) { return constant(false, bytes, bits); }
   Xmm real(int bytes, double value) {
@@ -237,7 +252,7 @@ class VectorAssembler : protected Xbyak::CodeGenerator {
       is_double_ ? vroundpd(to, a, mode) : vroundps(to, a, mode);
     }
   }
-  void move(const Xmm& to, const Xmm& from) { vmovaps(to, from); }
+  void move(const Xmm& to, const Operand& from) { from.isMEM() ? vmovups(to, from) : vmovaps(to, from); }
 
   // A vector's worth of yes and no: a mask register, or a vector of entries that are all ones or
   // zero.
@@ -302,14 +317,14 @@ class VectorAssembler : protected Xbyak::CodeGenerator {
     vector == 8 ? vmovq(to, from) : vmovd(to, from);
   }
 
-  void add_to(const Xmm& to, const Xmm& a, const Xmm& b) { is_double_ ? vaddpd(to, a, b) : vaddps(to, a, b); }
-  void subtract(const Xmm& to, const Xmm& a, const Xmm& b) { is_double_ ? vsubpd(to, a, b) : vsubps(to, a, b); }
-  void multiply(const Xmm& to, const Xmm& a, const Xmm& b) { is_double_ ? vmulpd(to, a, b) : vmulps(to, a, b); }
+  void add_to(const Xmm& to, const Xmm& a, const Operand& b) { is_double_ ? vaddpd(to, a, b) : vaddps(to, a, b); }
+  void subtract(const Xmm& to, const Xmm& a, const Operand& b) { is_double_ ? vsubpd(to, a, b) : vsubps(to, a, b); }
+  void multiply(const Xmm& to, const Xmm& a, const Operand& b) { is_double_ ? vmulpd(to, a, b) : vmulps(to, a, b); }
   void square_root(const Xmm& to, const Xmm& of) { is_double_ ? vsqrtpd(to, of) : vsqrtps(to, of); }
   void divide(const Xmm& to, const Xmm& a, const Xmm& b) { is_double_ ? vdivpd(to, a, b) : vdivps(to, a, b); }
   // The second operand where one is NaN, or both are zero.
-  void maximum(const Xmm& to, const Xmm& a, const Xmm& b) { is_double_ ? vmaxpd(to, a, b) : vmaxps(to, a, b); }
-  void minimum(const Xmm& to, const Xmm& a, const Xmm& b) { is_double_ ? vminpd(to, a, b) : vminps(to, a, b); }
+  void maximum(const Xmm& to, const Xmm& a, const Operand& b) { is_double_ ? vmaxpd(to, a, b) : vmaxps(to, a, b); }
+  void minimum(const Xmm& to, const Xmm& a, const Operand& b) { is_double_ ? vminpd(to, a, b) : vminps(to, a, b); }
   // All ones where the last comparison holds.
   void set_where_compared(const Xmm& to) {
     is_double_ ? vpternlogq(to | k1, to, to, 0xFF) : vpternlogd(to | k1, to, to, 0xFF);
@@ -317,6 +332,16 @@ class VectorAssembler : protected Xbyak::CodeGenerator {
 
   void fill_constants() {
     for (const Constant& it : constants_) fill_constant(it, it.index);
+  }
+  // Constants behind the code, one for each lane.
+  void append_constants() {
+    if (behind_.empty()) return;
+    const size_t vector = 4 * static_cast<size_t>(lanes_);
+    for (size_t padding = (vector - getSize() % vector) % vector; padding > 0; --padding) db(0);
+    for (Behind& it : behind_) {
+      L(it.label);
+      for (int lane = 0; lane < lanes_; ++lane) dd(it.bits);
+    }
   }
   // At the end of an instruction.
   void give_temporaries() {
@@ -340,8 +365,17 @@ class VectorAssembler : protected Xbyak::CodeGenerator {
   std::vector<int> temporaries_;
   uint32_t free_;
   int next_constant_;
+  const bool keeps_constants_;
   int constants_left_;
   int highest_used_ = -1;
+  struct Behind {
+    Behind(VectorAssembler& code, uint32_t value) : bits(value), address(code.ptr[code.rip + label]) {}
+    uint32_t bits;
+    Xbyak::Label label;
+    Xbyak::Address address;
+  };
+  std::list<Behind> behind_;  // labels stay where they are
+  Xmm kept_operand_;
 };
 
 }  // namespace hetero::backend

@@ -17,13 +17,14 @@
 #include <utility>
 #include <vector>
 
+#include "backend/cpu/fused/exponential.h"
 #include "backend/cpu/fused/launch.h"
 #include "backend/cpu/vector/half.h"
 #include "backend/fused/gelu.h"
-#include "tests/catch/catch.h"
 #include "tests/backend/child.h"
 #include "tests/backend/cpu/fused/fused_program.h"
 #include "tests/backend/cpu/fused/portable_functions.h"
+#include "tests/catch/catch.h"
 
 namespace hetero::backend {
 namespace {
@@ -176,6 +177,22 @@ float gelu(float x) {
   return std::fma(x / 2, error < -1 ? -1.0f : error > 1 ? 1.0f : error, x / 2);
 }
 
+// exp(-x) as exponential.h says.
+float exponential_of_negative(float x) {
+  float r = 0 - x;
+  if (r > kExpHighest) r = kExpHighest;
+  if (r < kExpLowest) r = kExpLowest;
+  if (std::isnan(r)) return r;
+  const float n = std::nearbyint(r * kExpScale);
+  r = std::fma(n, -kExpStepRest, std::fma(n, -kExpStep, r));
+  float sum = kExpCoefficients[0];
+  for (size_t i = 1; i < std::size(kExpCoefficients); ++i) sum = std::fma(sum, r, kExpCoefficients[i]);
+  const int whole = static_cast<int>(n), half = whole >> 1;
+  return std::ldexp(std::ldexp(1 + std::fma(r * r, sum, r), half), whole - half);
+}
+float sigmoid(float x) { return 1 / (1 + exponential_of_negative(x)); }
+float silu(float x) { return x / (1 + exponential_of_negative(x)); }
+
 std::vector<Described> all_functions() {
   std::vector<Described> all;
   add_floats<float>(all);
@@ -192,6 +209,8 @@ std::vector<Described> all_functions() {
   all.push_back(of_bytes<[](uint8_t a, uint8_t b) -> uint8_t { return a | b; }>(O::kBitwiseOr));
   all.push_back(of_bytes<[](uint8_t a, uint8_t b) -> uint8_t { return a ^ b; }>(O::kBitwiseXor));
   all.push_back({{map_unary<float, float, gelu>, {O::kGelu, E::kFloat32, {}, {}}}, {E::kFloat32}, E::kFloat32});
+  all.push_back({{map_unary<float, float, sigmoid>, {O::kSigmoid, E::kFloat32, {}, {}}}, {E::kFloat32}, E::kFloat32});
+  all.push_back({{map_unary<float, float, silu>, {O::kSilu, E::kFloat32, {}, {}}}, {E::kFloat32}, E::kFloat32});
   all.push_back(convert<float, uint16_t, [](uint16_t x) { return float16_to_float(x); }>(E::kFloat32, E::kFloat16));
   all.push_back(convert<uint16_t, float, [](float x) { return float_to_float16(x); }>(E::kFloat16, E::kFloat32));
   all.push_back(convert<float, uint16_t, [](uint16_t x) { return bfloat16_to_float(x); }>(E::kFloat32, E::kBFloat16));
@@ -206,6 +225,19 @@ std::vector<Described> all_functions() {
 }
 
 int bytes_of(EntryType type) { return input_bytes({O::kAbs, type, {}, {}}, 0); }
+
+TEST_CASE("exp is within a rounding, and 0 or infinite where a float would be") {
+  for (float x = -103; x <= 88.7f; x += 0.0031f) {
+    const double right = std::exp(static_cast<double>(x));
+    // Subnormal numbers have a step of their own.
+    const double error = std::abs(exponential_of_negative(-x) - right) / std::max(right * 0x1p-23, 0x1p-149);
+    if (error > 1.01) FAIL("exp(" << x << ") is " << exponential_of_negative(-x) << ", not " << right);
+  }
+  for (const float x : {-104.1f, -1e3f, -3e38f, -INFINITY}) CHECK(exponential_of_negative(-x) == 0);
+  for (const float x : {89.0f, 101.0f, 3e38f, INFINITY}) CHECK(exponential_of_negative(-x) == INFINITY);
+  CHECK(exponential_of_negative(-0.0f) == 1);
+  CHECK(std::isnan(exponential_of_negative(NAN)));
+}
 
 TEST_CASE("gelu is within three roundings, and exact where erf is 1") {
   for (float x = -8; x <= 8; x += 0.000173f) {
