@@ -22,7 +22,7 @@ using RangeFunction = FunctionRef<void(int64_t begin, int64_t end)>;
 
 struct ParallelPool {
   // Calls `body` on disjoint ranges that cover [begin, end), each of `grain` indices or more where
-  // possible, and returns when all are done.
+  // possible, some of them on one thread after the other, and returns when all are done.
   void (*run)(int64_t begin, int64_t end, int64_t grain, RangeFunction body);
   int64_t (*thread_count)();
 };
@@ -38,7 +38,7 @@ inline void set_parallel_pool(const ParallelPool* pool) {
   parallel_detail::pool.store(pool, std::memory_order_release);
 }
 
-// How many threads parallel_for may use, the caller included; at least 1.
+// How many threads parallel_for may use here, the caller included: 1 within a parallel_for.
 inline int64_t thread_count() {
   const ParallelPool* pool = parallel_detail::pool.load(std::memory_order_acquire);
   return pool == nullptr ? 1 : pool->thread_count();

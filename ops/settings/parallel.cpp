@@ -4,9 +4,12 @@
 #include <c10/core/AutogradState.h>
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <atomic>
 
 #include "backend/base/parallel.h"
+#include "backend/base/range_pieces.h"
+#include "backend/base/rounding.h"
 
 namespace torch::autograd {
 TORCH_API int get_current_graph_task_id();  // graph_task.h: -1 outside of a backward pass
@@ -38,14 +41,20 @@ void set_openmp_threads(int threads) {
   if (set != nullptr) set(threads);
 }
 
+int64_t threads_here() { return at::in_parallel_region() ? 1 : at::get_num_threads(); }
+
+// On ATen's threads, each with a share.
+void run_in_pieces(int64_t begin, int64_t end, int64_t grain, backend::RangeFunction body) {
+  const int64_t threads = std::min(threads_here(), backend::divide_up(end - begin, grain));
+  if (threads <= 1) return body(begin, end);
+  backend::RangePieces pieces(begin, end, grain, threads);
+  at::parallel_for(0, threads, 1, [&](int64_t share, int64_t) { pieces.work(share, body); });
+}
+
 }  // namespace
 
 void connect_thread_pool() {
-  static const backend::ParallelPool pool{[](int64_t begin, int64_t end, int64_t grain, backend::RangeFunction body) {
-                                            at::parallel_for(begin, end, grain,
-                                                             [&](int64_t from, int64_t to) { body(from, to); });
-                                          },
-                                          [] { return static_cast<int64_t>(at::get_num_threads()); }};
+  static const backend::ParallelPool pool{run_in_pieces, threads_here};
   backend::set_parallel_pool(&pool);
   backend::set_worker_start_hook([] { is_worker = true; });
   backend::set_thread_count_hook(use_threads_here);

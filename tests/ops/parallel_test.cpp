@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 #include <sched.h>
 
+#include <chrono>
 #include <mutex>
 #include <set>
 #include <thread>
@@ -31,6 +32,8 @@ void look(void* context) {
   backend::parallel_for(0, 3, 1, [&](int64_t, int64_t) {
     cpu_set_t mask;
     CPU_ZERO(&mask);
+    // Long enough that the other threads come before one has taken all.
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
     const bool known = sched_getaffinity(0, sizeof(mask), &mask) == 0;
     const std::lock_guard lock(mutex);
     region.ids.insert(std::this_thread::get_id());

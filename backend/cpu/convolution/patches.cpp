@@ -19,6 +19,7 @@ constexpr int64_t kBlockBytes = 192 << 10;
 constexpr int64_t kMostBytes = 4 << 20;
 // Products of fewer rows are not efficient.
 constexpr int64_t kFewestRows = 48;
+constexpr int64_t kBlocksPerThread = 8;
 constexpr int64_t kBytesPerThread = 32 << 10;
 
 // How the rows of a product are divided. A weight that stays in each thread's cache meets small
@@ -34,7 +35,11 @@ struct Blocks {
     if (follows && shared) most = std::min(most, kBlockBytes / (call.n * item));
     block = std::clamp(most, std::min(kFewestRows, rows), rows);
     int64_t count = divide_up(rows, block);
-    if (shared) count = round_up(count, threads);
+    // Some for each thread, so that none waits long for another.
+    if (shared && threads > 1) {
+      const int64_t each = std::min(kBlocksPerThread, rows / (kFewestRows * threads));
+      count = std::max(round_up(count, threads), each * threads);
+    }
     block = divide_up(rows, count);
   }
 

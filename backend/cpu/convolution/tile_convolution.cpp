@@ -244,7 +244,9 @@ class Convolution {
         });
       }
       std::byte* const y = address_of(output_at(image, block * lines_));
-      parallel_for(0, panels_, 1, [&](int64_t begin, int64_t end) { multiply(x, lines_of(block), begin, end, y); });
+      // Few pieces, since each goes through all lines.
+      parallel_for(0, panels_, divide_up(panels_, 2 * thread_count()),
+                   [&](int64_t begin, int64_t end) { multiply(x, lines_of(block), begin, end, y); });
     }
     return reachable;
   }

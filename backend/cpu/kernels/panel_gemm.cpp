@@ -9,6 +9,7 @@
 #include <cassert>
 #include <cstdlib>
 #include <cstring>
+#include <numeric>
 
 #include "backend/base/parallel.h"
 #include "backend/base/rounding.h"
@@ -35,6 +36,8 @@ constexpr int64_t kAliasingBytes = 4096;
 constexpr int64_t kLineBytes = 64;
 // The multiplications, and the bytes of a packed weight, that are worth another thread.
 constexpr int64_t kWorkPerThread = 1 << 18;
+// As many that threads end at about the same time.
+constexpr int64_t kTasksPerThread = 8;
 constexpr int64_t kBytesPerThread = 64 << 10;
 constexpr int64_t kMostWidth = 32;
 
@@ -121,27 +124,32 @@ class Product {
   }
 
   void run() const {
-    if (panels_ == 0) return;
+    if (panels_ == 0 || common_.m == 0) return;
+    const Parts parts(common_.m, kernel_rows_);
     const int64_t work = common_.m * panels_ * kernels_.width * std::max<int64_t>(1, common_.k);
     const int64_t threads = std::clamp<int64_t>(work / kWorkPerThread, 1, thread_count());
-    // The grid with the smallest largest share; among equal ones, the one that reads least.
-    int64_t down = 1, least_share = 0, least_read = 0;
-    const int64_t row_parts = divide_up(common_.m, kernel_rows_);
-    for (int64_t candidate = 1; candidate <= threads; ++candidate) {
-      const int64_t across = threads / candidate;
-      const int64_t share = divide_up(row_parts, candidate) * divide_up(panels_, across);
-      const int64_t read = candidate * panels_ * kernels_.width + across * common_.m;
-      if (candidate == 1 || share < least_share || (share == least_share && read < least_read)) {
-        down = candidate;
-        least_share = share;
-        least_read = read;
-      }
+    // Blocks of rows that the cache holds, and where there are few panels, enough for threads to
+    // share: parts as the kernel wants them, or else as many rows in each.
+    int64_t blocks = divide_up(parts.count, block_parts_);
+    if (const int64_t wanted = divide_up(kTasksPerThread * threads, panels_); threads > 1 && blocks < wanted) {
+      blocks = wanted;
+      if (wanted > parts.count)
+        blocks = std::min(common_.m, round_up(parts.count, threads / std::gcd(panels_, threads)));
     }
-    const int64_t across = threads / down;
-    parallel_for(0, down * across, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        multiply_share(common_.m * (i / across) / down, common_.m * (i / across + 1) / down,
-                       panels_ * (i % across) / across, panels_ * (i % across + 1) / across);
+    const auto first_row = [&](int64_t block) {
+      return blocks <= parts.count ? parts.begin(parts.count * block / blocks) : common_.m * block / blocks;
+    };
+    const int64_t tasks = blocks * panels_;
+    const int64_t grain =
+        threads == 1 ? tasks : std::max<int64_t>(1, kWorkPerThread / std::max<int64_t>(1, work / tasks));
+    // A task is a panel by a block. Panels of one block are side by side, so that a thread has few
+    // blocks.
+    parallel_for(0, tasks, grain, [&](int64_t begin, int64_t end) {
+      while (begin < end) {
+        const int64_t block = begin / panels_, panel = begin % panels_;
+        const int64_t last_panel = std::min(panels_, panel + end - begin);
+        multiply_block(first_row(block), first_row(block + 1), panel, last_panel);
+        begin += last_panel - panel;
       }
     });
   }
@@ -150,18 +158,10 @@ class Product {
   int64_t panels(const Matvec& call) const { return divide_up(call.n, kernels_.width); }
 
   void set_block_rows(int64_t row_bytes) {
-    block_rows_ = std::max<int64_t>(1, kBlockBytes / row_bytes / kernel_rows_) * kernel_rows_;
+    block_parts_ = std::max<int64_t>(1, kBlockBytes / row_bytes / kernel_rows_);
   }
 
   // Rows [first, last) by panels [begin, end), panels of one call after those of the other.
-  void multiply_share(int64_t first, int64_t last, int64_t begin, int64_t end) const {
-    if (first >= last || begin >= end) return;
-    const int64_t blocks = divide_up(last - first, block_rows_);
-    for (int64_t i = 0; i < blocks; ++i) {
-      multiply_block(first + (last - first) * i / blocks, first + (last - first) * (i + 1) / blocks, begin, end);
-    }
-  }
-
   void multiply_block(int64_t first, int64_t last, int64_t begin, int64_t end) const {
     static thread_local Scratch copy, sums_memory;
     const std::byte* x = nullptr;
@@ -285,7 +285,7 @@ class Product {
   int64_t piece_steps_ = 1;    // of which the latter is a multiple
   int64_t x_stride_ = 0;       // bytes, as the kernels read x
   bool copies_ = false;
-  int64_t block_rows_ = 0;
+  int64_t block_parts_ = 0;  // rows of a block, in kernel_rows_
   int64_t panels_ = 0;
 };
 

@@ -119,8 +119,12 @@ class Product {
     if (panels_ == 0) return;
     const int64_t threads = thread_count();
     if (common_.m >= threads * kRowsForThread && panels_ * kPanel < kMuchWeight * common_.m) {
-      parallel_for(0, divide_up(common_.m, kPanel), 1,
-                   [&](int64_t begin, int64_t end) { share_rows(begin * kPanel, std::min(common_.m, end * kPanel)); });
+      // Always the same blocks: one that holds a row out of reach has other bits.
+      const int64_t count = round_up(divide_up(common_.m, block_rows_), threads);
+      const int64_t rows = round_up(divide_up(common_.m, count), kPanel);
+      parallel_for(0, divide_up(common_.m, rows), 1, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) run_block(i * rows, std::min(rows, common_.m - i * rows));
+      });
     } else {
       share_panels();
     }
@@ -189,12 +193,9 @@ class Product {
     return kernels_.pack_rows(x, common_.x_stride, rows, depth, to, to_stride, kTileBytes);
   }
 
-  void share_rows(int64_t first, int64_t last) const {
-    for (int64_t row = first; row < last; row += block_rows_) {
-      const int64_t rows = std::min(block_rows_, last - row);
-      if (multiply_block(row, rows)) continue;
-      for (const Matvec& call : calls_) multiply_plainly(call, sgemm_, row, rows);
-    }
+  void run_block(int64_t row, int64_t rows) const {
+    if (multiply_block(row, rows)) return;
+    for (const Matvec& call : calls_) multiply_plainly(call, sgemm_, row, rows);
   }
 
   // All outputs of a block of rows; false if its values are out of reach. If k is cut, as many
@@ -240,8 +241,10 @@ class Product {
       for (const Matvec& call : calls_) multiply_plainly(call, sgemm_, first, count);
       return;
     }
+    // Few pieces, since each goes through all rows.
     const int64_t weight_grain =
-        std::max<int64_t>(1, kBytesPerThread / panel_bytes(common_.element, std::max<int64_t>(common_.k, 1)));
+        std::max(divide_up(panels_, 2 * thread_count()),
+                 kBytesPerThread / panel_bytes(common_.element, std::max<int64_t>(common_.k, 1)));
     parallel_for(0, panels_, weight_grain, [&](int64_t begin, int64_t end) {
       static thread_local Scratch sums_memory;
       auto* const sums = sums_memory.get<float>(sum_bytes(std::min(block_rows_, count), 1) / 4);
