@@ -21,7 +21,10 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -93,15 +96,33 @@ class Stage:
     broke_off: bool = False
     # Added to the environment.
     variables: dict[str, str] = field(default_factory=dict)
+    # It uses one core: stages in a row that do run together, as many as there are cores, and show their output at the end.
+    one_core: bool = False
     output: str = ""
     failed: int = 0
+    seconds: float = 0
 
     def run(self) -> Counter[str]:
         """Runs the command, shows its output, and counts its cases."""
-        print(f"\n== {self.name}", flush=True)
+        shown: list[str] = []
+
+        def show(text: str) -> None:
+            shown.append(text)
+            if not self.one_core:
+                print(text, end="", flush=True)
+
+        try:
+            return self.run_command(show)
+        finally:
+            if self.one_core:
+                print("".join(shown), end="", flush=True)
+
+    def run_command(self, show: Callable[[str], None]) -> Counter[str]:
+        """As `run`, with what is to be shown given to `show`."""
+        show(f"\n== {self.name}\n")
         if self.unless:
             self.output = self.unless.lstrip("!")
-            print(self.output)
+            show(f"{self.output}\n")
             self.broke_off = self.unless.startswith("!")
             self.failed = int(self.broke_off)
             return Counter(failed=1) if self.broke_off else Counter(skipped=1)
@@ -112,22 +133,23 @@ class Stage:
         with subprocess.Popen(self.command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                               errors="replace", env=os.environ | self.variables) as process:
             for line in process.stdout or ():
-                print(line, end="", flush=True)
+                show(line)
                 text.append(line)
         self.output = printed = "".join(text)
         logs = [log for log in (BUILD / name for name in self.logs) if log.exists()]
         self.broke_off = process.returncode != 0
         counts = count_cases("\n".join(log.read_text(errors="replace") for log in logs) if self.logs else printed)
         if self.is_build and (warnings := re.findall(r"^.*\bwarning: .*$", printed, re.M)):
-            print("\n".join([f"{len(warnings)} warnings of the compiler:", *sorted(set(warnings))]))
+            show("\n".join([f"{len(warnings)} warnings of the compiler:", *sorted(set(warnings)), ""]))
             counts["failed"] += 1
         elif process.returncode != 0 and not counts["failed"]:
-            print(f"status {process.returncode}")
+            show(f"status {process.returncode}\n")
             counts["failed"] += 1
         if not sum(counts.values()):
             counts["passed"] += 1
         self.failed = counts["failed"]
-        print(f"-- {self.name}: {time.monotonic() - start:.0f} s, {summary(counts)}", flush=True)
+        self.seconds = time.monotonic() - start
+        show(f"-- {self.name}: {self.seconds:.0f} s, {summary(counts)}\n")
         return counts
 
     def failures(self) -> list[str]:
@@ -230,11 +252,11 @@ def stages(mode: str, pytest_arguments: list[str]) -> list[Stage]:
     return [
         checks,
         Stage("C++ tests", [*ctest, "-E", "fuzz"], logs=ctest_log),
-        Stage("random programs on simulated accelerators", ["build/tests/graph/hetero_sim_fuzz", "--seeds", programs]),
-        Stage("damaged files of saved programs", ["build/tests/graph/hetero_load_fuzz", "--seeds", files]),
-        Stage("damaged files of Qwen3 models", [QWEN3_FUZZ, "--seeds", files],
+        Stage("random programs on simulated accelerators", ["build/tests/graph/hetero_sim_fuzz", "--seeds", programs], one_core=True),
+        Stage("damaged files of saved programs", ["build/tests/graph/hetero_load_fuzz", "--seeds", files], one_core=True),
+        Stage("damaged files of Qwen3 models", [QWEN3_FUZZ, "--seeds", files], one_core=True,
               unless="" if Path(ROOT / QWEN3_FUZZ).exists() else "skipped: without PCRE2 or utf8proc, models/ is not built"),
-        Stage("random programs in Python", [PYTHON, "-m", "tests.fuzz", "--programs", python_programs]),
+        Stage("random programs in Python", [PYTHON, "-m", "tests.fuzz", "--programs", python_programs], one_core=True),
         Stage("instruction counts", ["scripts/instructions.sh"]),
         Stage("torch-free layers under sanitizers", ["scripts/sanitize.sh", *(["--all"] if mode == "full" else [])],
               logs=tuple(f"{sanitizer}/{ctest_log[0]}" for sanitizer in ("asan", "tsan"))),
@@ -242,6 +264,20 @@ def stages(mode: str, pytest_arguments: list[str]) -> list[Stage]:
               unless=without_cuda()),
         Stage("Python tests", [*PYTHON_TESTS, "tests/python", "tests/upstream", *machines, *pytest_arguments]),
     ]
+
+
+def run_stages(rest: list[Stage]) -> Iterator[tuple[Stage, Counter[str]]]:
+    """Runs stages in order, until a build breaks off, and gives what they count."""
+    for one_core, group in groupby(rest, lambda stage: stage.one_core):
+        if one_core:
+            together = list(group)
+            with ThreadPoolExecutor(int(JOBS)) as pool:
+                yield from zip(together, pool.map(Stage.run, together), strict=True)
+            continue
+        for stage in group:
+            yield stage, stage.run()
+            if stage.is_build and stage.broke_off:
+                return
 
 
 def main() -> int:
@@ -257,28 +293,19 @@ def main() -> int:
     start = time.monotonic()
     what = {"quick": "quick", "gpu": "gpu"}.get(options.mode, "all")
     ran = [] if options.stand_in else [Stage("build", ["scripts/build.sh", what], is_build=True)]
-    seconds: list[tuple[str, float]] = []
     total: Counter[str] = Counter()
-
-    def run(stage: Stage) -> None:
-        before = time.monotonic()
-        total.update(stage.run())
-        seconds.append((stage.name, time.monotonic() - before))
-
     for stage in ran:
-        run(stage)
+        total.update(stage.run())
     if not any(stage.broke_off for stage in ran):
         gpu = options.mode == "gpu"
         rest = gpu_stages(options.stand_in, pytest_arguments) if gpu else stages(options.mode, pytest_arguments)
-        for stage in rest:
-            run(stage)
+        for stage, counts in run_stages(rest):
+            total.update(counts)
             ran.append(stage)
-            if stage.is_build and stage.broke_off:
-                break
     if options.mode == "gpu":
         write_report(ran, total)
     print("\n== seconds")
-    for name, taken in [*seconds, ("all", time.monotonic() - start)]:
+    for name, taken in [*((stage.name, stage.seconds) for stage in ran), ("all", time.monotonic() - start)]:
         print(f"{taken:6.0f} {name}")
     if total["failed"]:
         # Last, where a log that was cut still has it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import sys
@@ -65,6 +66,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     here = [""] if chosen == "all" else []
     if names or here != [""]:
         metafunc.parametrize("machine", [*here, *names], ids=[name or "here" for name in [*here, *names]], indirect=True)
+
+
+def pytest_collection_finish() -> None:
+    # PyTorch and the tests are millions of objects, which each collection of garbage would visit.
+    gc.collect()
+    gc.freeze()
 
 
 def machine_of(item: pytest.Item) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -43,6 +44,22 @@ def test_a_check_without_cases_is_one(script: ModuleType) -> None:
 def test_a_warning_of_the_compiler_fails_the_build(script: ModuleType) -> None:
     stage = script.Stage("build", ["echo", "file.cpp:3:1: warning: unused variable"], is_build=True)
     assert stage.run()["failed"] == 1
+
+
+def test_stages_of_one_core_run_together_and_the_others_in_order(script: ModuleType, tmp_path: Path) -> None:
+    # Each of the two ends when the other one has begun.
+    wait = "touch {0}; for i in $(seq 300); do [ -e {1} ] && exit 0; sleep 0.1; done; exit 1"
+    here, there = tmp_path / "here", tmp_path / "there"
+    stages = [
+        script.Stage("first", ["true"]),
+        script.Stage("here", ["sh", "-c", wait.format(here, there)], one_core=True),
+        script.Stage("there", ["sh", "-c", wait.format(there, here)], one_core=True),
+        script.Stage("build", ["false"], is_build=True),
+        script.Stage("never", ["true"]),
+    ]
+    script.JOBS = "2"
+    ran = [(stage.name, counts["failed"]) for stage, counts in script.run_stages(stages)]
+    assert ran == [("first", 0), ("here", 0), ("there", 0), ("build", 1)]
 
 
 def test_the_run_closes_with_one_line(script: ModuleType) -> None:
