@@ -201,8 +201,10 @@ def gpu_stages(stand_in: bool, pytest_arguments: list[str]) -> list[Stage]:
         run = ["tests/cuda_standin/run.sh"]
         return [
             Stage("the stand-in for CUDA", ["tests/cuda_standin/build.sh"], is_build=True, unless=without_cuda()),
-            Stage("the CUDA path", [*run, *PYTEST, "tests/cuda_standin", *pytest_arguments], unless=without_cuda()),
-            Stage("figures", [*run, PYTHON, "-m", "tests.perf", "gpu"], unless=without_cuda(),
+            Stage("the CUDA path", [*run, *PYTEST, "tests/cuda_standin", *pytest_arguments], unless=without_cuda(),
+                  one_core=True),
+            # Whether they can be taken; a stand-in has none.
+            Stage("figures", [*run, PYTHON, "-m", "tests.perf", "gpu"], unless=without_cuda(), one_core=True,
                   variables={"HETERO_ACCELERATOR": "cuda"}),
         ]
     variables = gpu_variables()
