@@ -90,10 +90,7 @@ ONCE = (
     "tests/python/adapters/",
     *[f"tests/python/device/{name}.py" for name in ("test_config", "test_config_docs", "test_import")],
     "tests/python/kv/",
-    *[
-        f"tests/python/migration/{name}.py"
-        for name in ("test_command", "test_examples", "test_migrator", "test_optimize", "test_workers")
-    ],
+    *[f"tests/python/migration/{name}.py" for name in ("test_command", "test_optimize", "test_workers")],
     "tests/python/models/",
     "tests/python/program/test_cpp_examples.py",
     *[

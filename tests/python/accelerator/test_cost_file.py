@@ -78,7 +78,7 @@ def test_a_file_that_is_stale_or_damaged_is_replaced(tmp_path: Path) -> None:
         file.write_text(bad)
         assert predictions(tmp_path)[0] == pytest.approx(guess, rel=1e-6)
         assert file.read_text().startswith(good[: good.index("; ", len("hetero costs 2; "))])
-    assert predictions(tmp_path, runs=2)[0] == pytest.approx(learned, rel=0.05)
+        assert predictions(tmp_path, runs=2)[0] == pytest.approx(learned, rel=0.05)
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
