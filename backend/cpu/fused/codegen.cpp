@@ -303,18 +303,17 @@ class LoopGenerator final : VectorAssembler {
   void gelu() {
     keep_coefficients();
     const Xmm x = input(0), place = temporary(4), spare = temporary(4), to = result_apart();
-    const auto limit = [&](float value) { return constant(false, 4, std::bit_cast<uint32_t>(value), spare.getIdx()); };
     multiply(place, x, x);
     multiply(place, place, real_operand(kGeluScale));
-    minimum(place, limit(2), place);
+    minimum(place, real_in(spare, 2), place);
     add_to(place, place, real_operand(-1));
     move(to, real_operand(kGeluCoefficients[0]));
     for (size_t i = 1; i < std::size(kGeluCoefficients); ++i) {
       vfmadd213ps(to, place, real_operand(kGeluCoefficients[i]));
     }
     multiply(to, x, to);
-    maximum(to, limit(-1), to);
-    minimum(to, limit(1), to);
+    maximum(to, real_in(spare, -1), to);
+    minimum(to, real_in(spare, 1), to);
     multiply(place, x, real_operand(0.5f));
     vfmadd213ps(to, place, place);
   }
@@ -323,12 +322,11 @@ class LoopGenerator final : VectorAssembler {
   Xmm one_more_than_exponential(const Xmm& x, const Xmm& to) {
     keep_coefficients();
     const Xmm power = temporary(4), whole = temporary(4), half = temporary(4);
-    const auto limit = [&](float value) { return constant(false, 4, std::bit_cast<uint32_t>(value), half.getIdx()); };
     // The limits keep NaN.
     exclusive_or(power, power, power);
     subtract(power, power, x);
-    minimum(power, limit(kExpHighest), power);
-    maximum(power, limit(kExpLowest), power);
+    minimum(power, real_in(half, kExpHighest), power);
+    maximum(power, real_in(half, kExpLowest), power);
     multiply(to, power, real_operand(kExpScale));
     vcvtps2dq(whole, to);
     vcvtdq2ps(to, whole);

@@ -188,6 +188,10 @@ class VectorAssembler : protected Xbyak::CodeGenerator {
     fill_constant({is_number, bytes, bits, spare}, spare);
     return as(spare, bytes);
   }
+  // A float32, in `spare` where it is not kept.
+  Xmm real_in(const Xmm& spare, float value) {
+    return constant(false, 4, std::bit_cast<uint32_t>(value), spare.getIdx());
+  }
   // 32 bits for each lane as the last operand of an instruction, until the next one: in a register,
   // or where they are not kept, behind the code.
   const Operand& bits_operand(uint32_t bits) {

@@ -133,8 +133,9 @@ class Product {
     int64_t blocks = divide_up(parts.count, block_parts_);
     if (const int64_t wanted = divide_up(kTasksPerThread * threads, panels_); threads > 1 && blocks < wanted) {
       blocks = wanted;
-      if (wanted > parts.count)
+      if (wanted > parts.count) {
         blocks = std::min(common_.m, round_up(parts.count, threads / std::gcd(panels_, threads)));
+      }
     }
     const auto first_row = [&](int64_t block) {
       return blocks <= parts.count ? parts.begin(parts.count * block / blocks) : common_.m * block / blocks;
