@@ -24,6 +24,7 @@
 #include "ops/settings/counters.h"
 #include "ops/tensor/locks.h"
 #include "ops/tensor/storage.h"
+#include "torch_hetero/csrc/calling.h"
 #include "torch_hetero/csrc/compiled.h"
 #include "torch_hetero/csrc/kv.h"
 #include "torch_hetero/csrc/placement.h"
@@ -146,6 +147,7 @@ PYBIND11_MODULE(_C, m) {
   hetero::python::add_reports(m);
   hetero::python::add_compiled_program(m);
   hetero::python::add_saved(m);
+  hetero::python::add_calling(m);
   hetero::python::add_kv(m);
   hetero::python::add_server(m);
   hetero::python::add_stage_pipeline(m);

@@ -203,10 +203,6 @@ void add_accelerator(py::module_& m) {
   m.def("reset_accelerator_peak", [] {
     if (auto* device = backend::accelerator()) device->reset_peak();
   });
-  // Which accelerator there is, and its budget: what was planned beforehand is right while they
-  // stay.
-  m.def("accelerator_settings",
-        [] { return std::pair(reinterpret_cast<uintptr_t>(backend::accelerator()), ops::accelerator_budget()); });
   m.def("virtual_seconds", [] {
     const auto* device = backend::accelerator();
     return device == nullptr ? 0.0 : device->host_seconds();

@@ -1,5 +1,4 @@
-// Saved programs in Python: making them of what was captured, their files, and executors that call
-// them.
+// Saved programs in Python: making them of what was captured, their files, and executors.
 
 #include "torch_hetero/csrc/saved.h"
 
@@ -97,24 +96,6 @@ py::list dimensions_of(const Model& model) {
   return list;
 }
 
-std::unique_ptr<GraphExecutor> make_executor(const std::shared_ptr<Model>& model, size_t slots) {
-  GraphExecutor::Options options = ops::executor_options(ops::static_plan_options());
-  options.slots = slots;
-  Result<std::unique_ptr<GraphExecutor>> executor = GraphExecutor::Init(model, std::move(options));
-  ops::check(executor.status());
-  return std::move(executor.value());
-}
-
-py::list call_executor(GraphExecutor& executor, const py::list& inputs) {
-  std::vector<at::Tensor> arguments = tensors_of(inputs);
-  std::vector<at::Tensor> results;
-  {
-    const py::gil_scoped_release released;
-    results = ops::call(executor, arguments, 0);
-  }
-  return list_of(results);
-}
-
 py::list values_of(const graph::SavedProgram& program, const std::vector<graph::ProgramValue>& values) {
   py::list list;
   for (size_t i = 0; i < values.size(); ++i) {
@@ -124,6 +105,19 @@ py::list values_of(const graph::SavedProgram& program, const std::vector<graph::
 }
 
 }  // namespace
+
+bool changes_state(const Model& model) {
+  return std::ranges::any_of(model.program().constants,
+                             [&](const auto& constant) { return model.is_written(constant.buffer); });
+}
+
+std::shared_ptr<GraphExecutor> make_executor(const std::shared_ptr<Model>& model, size_t slots) {
+  GraphExecutor::Options options = ops::executor_options(ops::static_plan_options());
+  options.slots = slots;
+  Result<std::unique_ptr<GraphExecutor>> executor = GraphExecutor::Init(model, std::move(options));
+  ops::check(executor.status());
+  return std::move(executor.value());
+}
 
 std::vector<at::Tensor> tensors_of(const py::list& objects) {
   std::vector<at::Tensor> tensors;
@@ -157,20 +151,13 @@ void add_saved(py::module_& m) {
           "save",
           [](const Model& model, const std::string& path) { ops::check(graph::save_program(model.program(), path)); },
           released())
-      .def_property_readonly("changes_state",
-                             [](const Model& model) {
-                               return std::ranges::any_of(model.program().constants, [&](const auto& constant) {
-                                 return model.is_written(constant.buffer);
-                               });
-                             })
       .def_property_readonly("metadata", [](const Model& model) { return model.program().metadata; })
       .def_property_readonly("inputs",
                              [](const Model& model) { return values_of(model.program(), model.program().inputs); })
       .def_property_readonly("outputs",
                              [](const Model& model) { return values_of(model.program(), model.program().outputs); });
-  py::class_<GraphExecutor>(m, "GraphExecutor")
+  py::class_<GraphExecutor, std::shared_ptr<GraphExecutor>>(m, "GraphExecutor")
       .def(py::init(&make_executor), released())
-      .def("call", &call_executor)
       .def(
           "describe", [](const GraphExecutor& executor) { return graph::inspect(executor); }, released())
       .def_property_readonly("sizes", &GraphExecutor::sizes)

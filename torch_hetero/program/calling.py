@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import threading
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -17,7 +16,6 @@ from torch.utils import _pytree as pytree
 from torch_hetero import _C
 from torch_hetero.program import structure
 from torch_hetero.program.convention import Convention
-from torch_hetero.program.leaves import is_same
 from torch_hetero.program.server import Group, Server
 from torch_hetero.program.stage_pipeline import StagePipeline
 
@@ -39,44 +37,17 @@ class CompiledModel:
 
     def __init__(self, model: _C.Model) -> None:
         self._model = model
-        self._own_executor: _C.GraphExecutor | None = None
-        self._planned_for: Any = None  # the accelerator and its budget
-        self._making = threading.Lock()
         convention = Convention(model)
         self._arguments, self._positional, self._keywords = convention.arguments()
         self._names = set(self._keywords)
-        self._given = convention.given(self._arguments)
-        self._results, self._made = convention.results()
-        self._append_leaves = structure.flattener(self._arguments)
+        results, made = convention.results()
+        self._structure = _C.Structure(self._arguments)
+        self._caller = _C.Caller(
+            model, self._structure, convention.given(self._arguments), _C.Structure(results), made)
+        self._returned = {leaf["tensor"] for leaf in made if isinstance(leaf, dict)}
         self._updates = convention.updates()
         self._updated = [index for index, _ in self._updates]
         self._parameters = convention.parameters()
-        self._lock = threading.Lock()
-
-    @property
-    def _executor(self) -> _C.GraphExecutor:
-        """That of calls. Made when it is needed, so that a program that is only served takes no memory for it."""
-        with self._making:
-            if self._own_executor is None:
-                self._make_executor()
-            return self._own_executor
-
-    def _make_executor(self) -> None:
-        self._own_executor = None  # its memory may be what the new one takes
-        self._planned_for = _C.accelerator_settings()
-        self._own_executor = _C.GraphExecutor(self._model, 1)
-
-    def _executor_for_call(self) -> _C.GraphExecutor:
-        """The executor, made anew where it was planned for another accelerator or budget; REQUIRES: the lock of calls.
-
-        Not where it has a state of its own, which would be lost.
-        """
-        with self._making:
-            if self._own_executor is None or (
-                self._planned_for != _C.accelerator_settings() and not self._model.changes_state
-            ):
-                self._make_executor()
-            return self._own_executor
 
     @property
     def dimensions(self) -> dict[str, tuple[int, int | None]]:
@@ -86,7 +57,7 @@ class CompiledModel:
     @property
     def sizes(self) -> dict[str, int]:
         """What the dimensions were at the last call; at first those of the example."""
-        return dict(zip(self.dimensions, self._executor.sizes, strict=True))
+        return dict(zip(self.dimensions, self._caller.executor.sizes, strict=True))
 
     @property
     def inputs(self) -> list[tuple[str, str]]:
@@ -104,10 +75,12 @@ class CompiledModel:
         Raises:
             ValueError: for other arguments than the program was made for.
         """
+        if not self._updated:
+            results = self._caller(args, kwargs)
+            if results is not NotImplemented:
+                return results
         tensors = self._tensors_of(args, kwargs)
-        with self._lock:
-            results = self._executor_for_call().call(self._on_host(tensors))
-        return self._results_of(tensors, results)
+        return self._results_of(tensors, self._caller.run(self._on_host(tensors)))
 
     def serve(
         self,
@@ -162,13 +135,14 @@ class CompiledModel:
         if len(args) != self._positional or kwargs.keys() != self._names:
             args, by_name = self._as_in_example(args, kwargs)
             kwargs = {name: by_name[name] for name in self._keywords}
-        leaves: list[Any] = []
+        leaves = self._structure.leaves((args, kwargs))
         try:
-            self._append_leaves((args, kwargs), leaves)
-            tensors = self._tensors(leaves)
+            tensors = None if leaves is None else self._caller.tensors_of(leaves)
         except ValueError:
+            tensors = None
+        if tensors is None:
             # Nested in other classes, which pytree knows; or it says what is wrong.
-            tensors = self._tensors(self._leaves_by_pytree((args, kwargs)))
+            tensors = self._caller.tensors_of(self._leaves_by_pytree((args, kwargs)))
         refuse_shared_updates(tensors, self._updated, self._model)
         return tensors
 
@@ -184,12 +158,10 @@ class CompiledModel:
         """The leaves of arguments in classes that pytree takes for tuples, lists and dictionaries."""
         leaves, spec = pytree.tree_flatten(given)
         described = structure.describe(spec)
-        found: list[Any] = []
-        try:
-            self._append_leaves(structure.build(described, iter(leaves)), found)
-        except ValueError:
+        found = self._structure.leaves(_C.Structure(described).build(leaves))
+        if found is None:
             raise ValueError("the arguments are nested otherwise than in the example: expected "
-                             f"{structure.show(self._arguments)}, not {structure.show(described)}") from None
+                             f"{structure.show(self._arguments)}, not {structure.show(described)}")
         return found
 
     def _as_in_example(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -209,22 +181,10 @@ class CompiledModel:
         away = [tensor.device for tensor in tensors if not tensor.is_cpu and tensor.device.type == "hetero"]
         for index, output in self._updates:
             tensors[index].detach().copy_(results[output])
-        made = [results[leaf["tensor"]] if isinstance(leaf, dict) else leaf for leaf in self._made]
         if away:
-            made = [leaf.to(away[0]) if isinstance(leaf, torch.Tensor) else leaf for leaf in made]
-        return structure.build(self._results, iter(made))
-
-    def _tensors(self, leaves: Sequence[Any]) -> list[torch.Tensor]:
-        tensors = []
-        for leaf, known in zip(leaves, self._given, strict=True):
-            if isinstance(known, dict):
-                if not isinstance(leaf, torch.Tensor):
-                    raise ValueError(f"input {known['tensor']!r} is a tensor, not a {type(leaf).__name__}")
-                tensors.append(leaf)
-            elif not is_same(leaf, known):
-                raise ValueError(f"the program was made for {known!r} and was given {leaf!r}: compile the model again "
-                                 "with that value")
-        return tensors
+            results = [result.to(away[0]) if output in self._returned else result
+                       for output, result in enumerate(results)]
+        return self._caller.nest(results)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the program, its weights and its plan to one file.
@@ -237,16 +197,16 @@ class CompiledModel:
     @property
     def counts(self) -> dict[str, int]:
         """What was done since the program was planned last: runs, kernels, host_waits, allocations and so on."""
-        return self._executor.counts
+        return self._caller.executor.counts
 
     @property
     def plan_origin(self) -> str:
         """Whether the plan was saved with the program, or why it was made anew."""
-        return self._executor.plan_origin
+        return self._caller.executor.plan_origin
 
     def __str__(self) -> str:
         """Inputs, outputs, weights, memory, placement, graph and plan."""
-        return self._executor.describe()
+        return self._caller.executor.describe()
 
 
 def load(path: str | os.PathLike[str]) -> CompiledModel:

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from torch_hetero.program.signature import positional_names
 
-__all__ = ["argument_names", "check_same_leaves", "is_plain", "is_same", "name_of", "plain", "plain_leaf", "unique"]
+__all__ = ["argument_names", "check_same_leaves", "is_plain", "name_of", "plain", "plain_leaf", "unique"]
 
 
 def plain(results: Any) -> Any:
@@ -44,13 +44,6 @@ def plain_leaf(leaf: Any, what: str) -> Any:
 def is_plain(leaf: Any) -> bool:
     """Whether a file can hold the value."""
     return leaf is None or isinstance(leaf, (bool, int, float, str))
-
-
-def is_same(leaf: Any, known: Any) -> bool:
-    """Whether an argument is the one of the example, of the same type."""
-    if type(leaf) is not type(known):
-        return False
-    return leaf == known or (leaf != leaf and known != known)  # NaN
 
 
 def check_same_leaves(results: Any, others: Any) -> None:

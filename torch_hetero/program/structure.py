@@ -3,18 +3,18 @@
 In a file that is JSON: null where a leaf is, ``[...]`` for a list, ``{"tuple": [...]}`` for a tuple and
 ``{"dict": [[key, ...], ...]}`` for a dictionary, in the order of its keys. What reads it makes these and nothing else,
 whatever the file says. A class that is one of them in another form is taken for it: a named tuple for a tuple, a model
-output of transformers for a dictionary.
+output of transformers for a dictionary. `_C.Structure` takes such things apart and builds them.
 """
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch.utils import _pytree as pytree
 
-__all__ = ["build", "check", "count_leaves", "describe", "flattener", "show"]
+__all__ = ["check", "count_leaves", "describe", "show"]
 
 # A value of JSON, as above.
 Structure = Any
@@ -58,55 +58,6 @@ def check(structure: Structure) -> None:
 def count_leaves(structure: Structure) -> int:
     """How many leaves there are."""
     return 1 if structure is None else sum(count_leaves(child) for child in _children(structure))
-
-
-def build(structure: Structure, leaves: Iterator[Any]) -> Any:
-    """The tuples, lists and dictionaries, with the next of the leaves at each place for one."""
-    if structure is None:
-        return next(leaves)
-    children = [build(child, leaves) for child in _children(structure)]
-    if isinstance(structure, list):
-        return children
-    if "tuple" in structure:
-        return tuple(children)
-    return {key: child for (key, _), child in zip(structure["dict"], children, strict=True)}
-
-
-def flattener(structure: Structure) -> Callable[[Any, list[Any]], None]:
-    """Returns a function that appends the leaves of what is nested as the structure says, in its order.
-
-    Dictionaries may have theirs in any order. The function raises a ValueError for what is nested otherwise.
-    """
-    if structure is None:
-        return _append_leaf
-    children = [flattener(child) for child in _children(structure)]
-    if isinstance(structure, dict) and "dict" in structure:
-        keys = [key for key, _ in structure["dict"]]
-        known = set(keys)
-        items = list(zip(keys, children, strict=True))
-
-        def append_items(nested: Any, leaves: list[Any]) -> None:
-            if not isinstance(nested, dict) or nested.keys() != known:
-                raise ValueError("a dictionary has other keys than in the structure")
-            for key, append in items:
-                append(nested[key], leaves)
-
-        return append_items
-    kind = list if isinstance(structure, list) else tuple
-
-    def append_parts(nested: Any, leaves: list[Any]) -> None:
-        if type(nested) is not kind or len(nested) != len(children):
-            raise ValueError("less is nested than in the structure, or otherwise")
-        for append, part in zip(children, nested, strict=True):
-            append(part, leaves)
-
-    return append_parts
-
-
-def _append_leaf(nested: Any, leaves: list[Any]) -> None:
-    if isinstance(nested, (tuple, list, dict)):
-        raise ValueError("more is nested than in the structure")
-    leaves.append(nested)
 
 
 def show(structure: Structure) -> str:

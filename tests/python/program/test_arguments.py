@@ -93,6 +93,28 @@ def test_nan_is_the_value_for_which_a_program_was_made() -> None:
         program(torch.ones(2), 1.0)
 
 
+def test_a_tensor_of_another_class_gives_what_a_plain_one_gives() -> None:
+    class Labelled(torch.Tensor):
+        pass
+
+    x = torch.randn(2, 3)
+    program = torch.hetero.compile(lambda x, scale: (x * scale, None, {"scale": scale}), (x, 2))
+    expected = program(x, 2)
+    assert_same(expected[0], x * 2)
+    assert expected[1:] == (None, {"scale": 2})
+    for other in (torch.nn.Parameter(x), x.as_subclass(Labelled), x.to("hetero")):
+        made = program(other, 2)
+        assert_same(made[0].cpu(), x * 2)
+        assert made[1:] == expected[1:]
+        assert type(made[0]) is torch.Tensor and not made[0].requires_grad
+    for wrong in (True, 2.0, 3, None):
+        with pytest.raises(ValueError, match="the program was made for 2"):
+            program(x, wrong)
+    with pytest.raises(ValueError, match="is a tensor, not a float"):
+        program(1.0, 2)
+    assert_same(program(x, scale=2)[0], x * 2)
+
+
 @pytest.mark.parametrize("device", ["cpu", "hetero"])
 def test_conjugate_and_negative_views_are_taken_by_their_values(device: str) -> None:
     x = torch.randn(6, dtype=torch.complex64)
