@@ -69,6 +69,13 @@ bool MappedFile::is(int file) const {
   return fstat(file, &facts) == 0 && facts.st_dev == device_ && facts.st_ino == number_;
 }
 
+void drop_pages(const void* bytes, size_t count) {
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto first = reinterpret_cast<uintptr_t>(bytes);
+  const uintptr_t begin = (first + page - 1) / page * page, end = (first + count) / page * page;
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+}
+
 MappedFile::~MappedFile() {
   if (data_ != nullptr) munmap(data_, size_);
 }

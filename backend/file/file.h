@@ -45,6 +45,10 @@ class MappedFile {
   const uint64_t number_;
 };
 
+// Takes what pages lie within these bytes of a MappedFile out of the process's memory, until
+// somebody reads them.
+void drop_pages(const void* bytes, size_t count);
+
 class NewFile {
  public:
   // Nothing appears at `path` before commit(); without it, the former file stays. If `path` is a

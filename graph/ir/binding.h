@@ -126,6 +126,7 @@ struct Binding {
   // below 0 after an eviction.
   int16_t reads = 0;
   uint8_t evictions = 0;  // how often they had to leave the accelerator for another program
+  bool mapped = false;    // they are a file's, which the system may drop and read again
 
   // Forgets what was known of the bytes.
   void changed() {

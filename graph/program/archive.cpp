@@ -271,6 +271,7 @@ Status load_constants(const Archive& archive, SavedProgram& program) {
       return damaged(archive.path(), "was packed by another tool: " + name + " does not lie at a multiple of 64 bytes");
     }
     constant.bytes = block_of(archive.file(), bytes);
+    constant.mapped = true;
     buffer.steady = true;
   }
   return Status();

@@ -27,6 +27,7 @@ Model::Model(std::unique_ptr<graph::SavedProgram> program)
     if (constant.bytes) host_[constant.buffer] = constant.bytes.data();
     if (is_written_[constant.buffer] == 0 && bindings_[constant.buffer] == nullptr) {
       bindings_[constant.buffer] = std::make_unique<graph::Binding>();
+      bindings_[constant.buffer]->mapped = constant.mapped;
     }
   }
 }

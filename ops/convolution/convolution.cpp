@@ -310,11 +310,11 @@ Kept filter_now(const graph::Invocation& invocation, const ConvolutionCall& call
   if (filters == nullptr || !keeps || !filters->worth_packing()) return {};
   for (const Implementation by : keepers(choice)) {
     if (!can_convolve_by_filter(by, call)) continue;
-    const at::Tensor* const filter =
-        filters->find_or_make(filter_key(by, call, invocation), filter_space(by, call), [&] {
-          KernelTensors tensors(invocation);
-          return make_filter(by, call, tensors.operand(call.weight), sizes_of(window_of(invocation, call.input)));
-        });
+    const PackedKey key = filter_key(by, call, invocation);
+    const at::Tensor* const filter = filters->find_or_make(key, filter_space(by, call), key.dense_bytes(), [&] {
+      KernelTensors tensors(invocation);
+      return make_filter(by, call, tensors.operand(call.weight), sizes_of(window_of(invocation, call.input)));
+    });
     // Otherwise there is no room, or it cannot have the values.
     if (filter != nullptr && filter->defined()) return {by, filter};
   }
@@ -419,7 +419,7 @@ Folded fold(Implementation by, const graph::Invocation& invocation, const Convol
                        values(call.norm->variance), call.norm->epsilon);
   };
   Folded folded;
-  folded.filter = filters.find_or_make(key, filter_space(by, call), [&] {
+  folded.filter = filters.find_or_make(key, filter_space(by, call), 0, [&] {
     std::vector<int64_t> along(static_cast<size_t>(window_of(invocation, call.weight).rank), 1);
     along[0] = -1;
     const at::Tensor filter = (values(call.weight) * norm().scale.view(along)).to(at::kFloat);
@@ -429,7 +429,7 @@ Folded fold(Implementation by, const graph::Invocation& invocation, const Convol
   });
   key.form = PackedForm::kFilterBias;
   const int64_t bytes = call.shape.geometry.outputs * static_cast<int64_t>(sizeof(float));
-  folded.bias = filters.find_or_make(key, bytes, [&] {
+  folded.bias = filters.find_or_make(key, bytes, 0, [&] {
     const auto [scale, shift] = norm();
     at::Tensor bias = (call.bias < 0 ? shift : shift + values(call.bias) * scale).to(at::kFloat);
     if (!is_finite(bias)) bias.reset();

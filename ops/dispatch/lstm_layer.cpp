@@ -98,9 +98,12 @@ std::optional<Packed> pack(const Layer& layer, const torch::jit::Stack& argument
       return {reordered[which], call_boxed(*bytes_of, {reordered[which]}).toInt()};
     };
   };
-  const Tensor* const input = layer.input.weights->find_or_make(layer.input.key, layer.input.bytes, make(0));
+  const auto packed = [&](const Weight& weight, size_t which) {
+    return weight.weights->find_or_make(weight.key, weight.bytes, weight.key.dense_bytes(), make(which));
+  };
+  const Tensor* const input = packed(layer.input, 0);
   if (input == nullptr || !input->defined()) return std::nullopt;
-  const Tensor* const hidden = layer.hidden.weights->find_or_make(layer.hidden.key, layer.hidden.bytes, make(1));
+  const Tensor* const hidden = packed(layer.hidden, 1);
   if (hidden == nullptr || !hidden->defined()) return std::nullopt;
   return Packed{input, hidden};
 }
@@ -140,7 +143,7 @@ class FewRows {
     const int64_t bytes = backend::panel_weight_bytes(call.element, call.n, call.k);
     PackedKey key = layer_.input.key;
     key.form = PackedForm::kPanels;
-    return layer_.input.weights->find_or_make(key, bytes, [&]() -> PackedWeights::Made {
+    return layer_.input.weights->find_or_make(key, bytes, key.dense_bytes(), [&]() -> PackedWeights::Made {
       Tensor packed = at::empty({bytes}, at::kByte);
       backend::pack_panel_weight(call, packed.mutable_data_ptr());
       return {std::move(packed), bytes};

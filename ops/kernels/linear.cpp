@@ -31,14 +31,17 @@ using Implementation = LinearImplementation;
 using backend::Element;
 using backend::Matvec;
 
-// Products with less weight than this take a microsecond or two whoever computes them.
+// With less weight, looking up who is fastest takes as long as the product. In programs with bound
+// addresses those of few rows are computed by backend::matvec, all others by the stock kernel.
 constexpr int64_t kSmallestWeight = 16 << 10;
 // With fewer, packing the weight takes longer than multiplying it.
 constexpr int64_t kFewestRowsToPack = 64;
-// How much faster a product has to be for the memory of a packed weight. With a small weight and
-// many rows it may be a little slower, because what follows can run on its rows.
-constexpr double kWorthPacking = 1.05, kWorthPackingLittle = 0.95;
-constexpr int64_t kLittleWeight = 256 << 10;
+// How much faster a product has to be for the memory of a packed weight. Where what follows can run
+// on its rows, it may be a little slower.
+constexpr double kWorthPacking = 1.05, kWorthLeading = 0.95;
+// Nothing can follow MKL's product: a pass over its result takes as long as so many terms of its
+// sums.
+constexpr double kTermsOfPass = 32;
 // A product is measured so often beforehand where the machine is too busy; then the guess stays.
 constexpr int kMostTries = 3;
 
@@ -94,6 +97,10 @@ LinearShape shape_of(const Matvec& call) {
           .threads = at::get_num_threads()};
 }
 
+bool is_small(const Matvec& call) {
+  return call.k * call.n < kSmallestWeight && call.m <= backend::kMaxMatvecRows && !call.x_columns;
+}
+
 bool recognize(const graph::Invocation& invocation, LinearKind kind, Product& product) {
   const int inputs = kind == LinearKind::kAddmm ? 3 : 2;
   const bool has_bias = kind == LinearKind::kAddmm && invocation.part == graph::Part::kWhole;
@@ -119,7 +126,7 @@ bool recognize(const graph::Invocation& invocation, LinearKind kind, Product& pr
     return false;
   }
   const int64_t m = x.rows, k = x.columns, n = w.columns;
-  if (m == 0 || k * n < kSmallestWeight) return false;
+  if (m == 0 || k * n == 0) return false;
   const bool x_columns = x.column_stride != 1 || (m > 1 && x.row_stride < k);
   if (x_columns && !(x.row_stride == 1 && x.column_stride >= m)) return false;
   if (out.column_stride != 1 || (m > 1 && out.row_stride < n)) return false;
@@ -152,6 +159,7 @@ bool recognize(const graph::Invocation& invocation, LinearKind kind, Product& pr
     if (!plain_addmm(invocation)) return false;
     product.call.bias = address(product.bias, bias.offset);
   }
+  if (k * n < kSmallestWeight && !is_small(product.call)) return false;
   product.shape = shape_of(product.call);
   return true;
 }
@@ -206,6 +214,13 @@ bool can_run(Implementation implementation, const Product& product) {
   return false;
 }
 
+bool is_forced() { return forced.load(std::memory_order_relaxed) >= 0; }
+
+// Whether the product has to be left to the stock kernel.
+bool is_too_small(const graph::Invocation& invocation, const Product& product) {
+  return is_small(product.call) && !is_forced() && !PackedWeights::stay(invocation, product.w);
+}
+
 // Null where nothing can keep a packed form of the weight.
 PackedWeights* packed_weights(const graph::Invocation& invocation, const Product& product) {
   if (std::ranges::none_of(kPackedImplementations, [&](Implementation one) { return can_run(one, product); })) {
@@ -225,7 +240,8 @@ const at::Tensor* pack(Implementation implementation, const Product& product, Pa
                       .k = call.k,
                       .stride = call.w_stride,
                       .columns = call.columns};
-  return weights.find_or_make(key, packed_space(implementation, call),
+  const bool dense = call.w_stride == (call.columns ? call.n : call.k);
+  return weights.find_or_make(key, packed_space(implementation, call), dense ? key.dense_bytes() : 0,
                               [&] { return packed_weight(implementation, call); });
 }
 
@@ -340,12 +356,15 @@ LinearChoice try_packing(const graph::Invocation& invocation, const Product& pro
   const Measured measured = Sample(invocation, product, values).measure(candidates);
   if (measured.repeated || guesses) {
     choice.sure = choice.sure && measured.repeated;
-    const auto least = std::min_element(measured.seconds.begin() + 1, measured.seconds.end());
-    const int64_t bytes = product.call.n * product.call.k * backend::element_bytes(product.call.element);
-    const bool may_lead = bytes <= kLittleWeight && product.call.m >= kFewestRowsToPack;
-    const double worth = may_lead ? kWorthPackingLittle : kWorthPacking;
-    const bool better = *least < measured.seconds[0] / worth;
-    choice.packed = better ? candidates[static_cast<size_t>(least - measured.seconds.begin())] : Implementation::kStock;
+    const bool may_lead = backend::may_be_followed(product.call);
+    const auto with_pass = [&](size_t i) {
+      const bool alone = may_lead && candidates[i] == Implementation::kPackedBlas;
+      return measured.seconds[i] * (alone ? 1 + kTermsOfPass / static_cast<double>(product.call.k) : 1);
+    };
+    size_t best = 1;
+    for (size_t i = 2; i < candidates.size(); ++i) best = with_pass(i) < with_pass(best) ? i : best;
+    const double worth = may_lead ? kWorthLeading : kWorthPacking;
+    choice.packed = measured.seconds[best] < measured.seconds[0] / worth ? candidates[best] : Implementation::kStock;
   }
   return choice;
 }
@@ -357,6 +376,7 @@ LinearChoice chosen(const graph::Invocation& invocation, const Product& product,
     if (needs_packing(wanted)) return {.packed = wanted};
     return {.plain = wanted, .packed = Implementation::kStock};
   }
+  if (is_small(product.call)) return {.plain = Implementation::kMatvec, .packed = Implementation::kStock};
   LinearChoices& choices = linear_choices();
   std::optional<LinearChoice> choice = choices.find(product.shape);
   if (!choice) {
@@ -379,7 +399,7 @@ LinearChoice chosen(const graph::Invocation& invocation, const Product& product,
 
 // What chosen() gives for such products from now on.
 void settle(const graph::Invocation& invocation, const Product& product, const PackedWeights* weights) {
-  if (forced.load(std::memory_order_relaxed) >= 0) return;
+  if (is_forced() || is_small(product.call)) return;
   LinearChoices& choices = linear_choices();
   std::optional<LinearChoice> choice = choices.settled(product.shape);
   for (int tries = 0; !choice || (!choice->sure && tries > 0 && tries < kMostTries); ++tries) {
@@ -466,7 +486,7 @@ bool run_by(Implementation implementation, const graph::Invocation& invocation, 
 bool run_product(const graph::Invocation& invocation, LinearKind kind) {
   if (!last_bits_may_vary()) return false;
   Product product;
-  if (!recognize(invocation, kind, product)) return false;
+  if (!recognize(invocation, kind, product) || is_too_small(invocation, product)) return false;
   Isolated isolated;
   PackedWeights* const weights = packed_weights(invocation, product);
   if (weights != nullptr) weights->note_use();
@@ -555,7 +575,7 @@ void run_linears(const graph::Invocation* calls, size_t count) {
     for (size_t i = 0; i < count; ++i) {
       Product product;
       const LinearKind kind = calls[i].node->operand_count == 4 ? LinearKind::kAddmm : LinearKind::kMm;
-      if (!allowed || !recognize(calls[i], kind, product)) continue;
+      if (!allowed || !recognize(calls[i], kind, product) || is_too_small(calls[i], product)) continue;
       PackedWeights* const weights = packed_weights(calls[i], product);
       Products* const products = products_of(choose_now(calls[i], product, weights));
       if (products != nullptr && products->add(i, product.call) && weights != nullptr) weights->note_use();

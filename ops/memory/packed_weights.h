@@ -1,9 +1,11 @@
 // Weights that kernels keep in another layout: packed once, used until their bytes change.
 //
 // The packed forms of a storage's weights are derived data of its binding (graph/ir/binding.h),
-// which drops them when the bytes change. Together they take at most config().packed_bytes. A
-// weight is worth packing once it was used kUsesBeforePacking times unchanged; programs with bound
-// addresses, whose weights do not change, pack in advance.
+// which drops them when the bytes change. Together they take at most config().packed_bytes, and at
+// most an eighth of the machine's memory. What comes in the place of a file's bytes does not count:
+// the weights of a loaded program leave the process's memory when they are packed, and are read
+// again where somebody wants them. A weight is worth packing once it was used kUsesBeforePacking
+// times unchanged; programs with bound addresses, whose weights do not change, pack in advance.
 //
 // Thread safety: any thread. Executors of one model share what is packed, and run at once: they
 // find it without a lock.
@@ -40,6 +42,7 @@ struct PackedKey {
   // Of what is folded into it: PackedWeights::serial().
   std::array<int64_t, 5> serials{};
   bool operator==(const PackedKey&) const = default;
+  int64_t dense_bytes() const { return n * k * backend::element_bytes(element); }
 };
 
 class PackedWeights final : public graph::Derived {
@@ -49,14 +52,19 @@ class PackedWeights final : public graph::Derived {
     int64_t bytes;
   };
 
+  explicit PackedWeights(bool mapped) : mapped_(mapped) {}
   ~PackedWeights() override;
   // Those of an operand's storage; null where nothing can keep them.
   static PackedWeights* of_operand(const graph::Invocation& invocation, int operand);
 
+  // Whether the operand's storage has some, and its bytes are known to stay.
+  static bool stay(const graph::Invocation& invocation, int operand);
+
   // The weight in that form, made now if it was not before; undefined where it has none. Null where
-  // there is no room for `bytes`. `make` says how many the form takes in the end. Drops what
-  // differs from a key with serial numbers in these only. REQUIRES: nobody else uses that.
-  const at::Tensor* find_or_make(const PackedKey& key, int64_t bytes, backend::FunctionRef<Made()> make);
+  // there is no room for `bytes`. `make` says how many the form takes in the end. It comes in the
+  // place of `plain` bytes at the key's address. Drops what differs from a key with serial numbers
+  // in these only. REQUIRES: nobody else uses that.
+  const at::Tensor* find_or_make(const PackedKey& key, int64_t bytes, int64_t plain, backend::FunctionRef<Made()> make);
 
   // Differs whenever the bytes may differ: for what is derived of several storages.
   int64_t serial() const { return serial_; }
@@ -77,12 +85,16 @@ class PackedWeights final : public graph::Derived {
   struct Entry {
     PackedKey key;
     Made made;
+    int64_t charged;              // bytes of the limit
     std::unique_ptr<Entry> next;  // older
   };
   const Entry* find(const PackedKey& key) const;
+  bool has_form_at(const void* address) const;
   void drop_outdated(const PackedKey& key);
+  static void give_back(const Entry& entry);
   static int64_t next_serial();
 
+  const bool mapped_;  // graph::Binding::mapped
   const int64_t serial_ = next_serial();
   std::atomic<int> uses_{0};            // since the bytes last changed
   std::mutex mutex_;                    // of who packs

@@ -217,6 +217,7 @@ TEST_F(Linear, WhatIsUnusualGoesToTheStockKernel) {
   EXPECT_EQ(own_runs_in([&] { return at::addmm(bias, x, w.t()); }), 0);
   EXPECT_EQ(own_runs_in([&] { return at::mm(x.to(at::kDouble), w.to(at::kDouble).t()); }), 0);
   EXPECT_EQ(own_runs_in([&] { return at::mm(x.narrow(1, 0, 32), w.narrow(1, 0, 32).t()); }), 1);
+  force_linear_implementation(std::nullopt);
   EXPECT_EQ(own_runs_in([&] { return at::mm(x.narrow(1, 0, 16), w.narrow(1, 0, 16).t()); }), 0);  // too small
 }
 

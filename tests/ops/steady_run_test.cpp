@@ -17,16 +17,22 @@
 #include <gtest/gtest.h>
 #include <pthread.h>
 #include <torch/library.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <span>
+#include <string>
 #include <string_view>
 #include <thread>
 #include <unordered_map>
 
 #include "backend/cpu/kernels/panel_gemm.h"
+#include "graph/program/archive.h"
 #include "ops/convolution/convolution.h"
 #include "ops/kernels/linear.h"
 #include "ops/program/compute_graph.h"
@@ -360,6 +366,28 @@ TEST_F(SteadyRun, OfConvolutionsThatKeepFiltersTakesNoMemoryAndNoLockButWhatPyTo
   }
 }
 
+TEST_F(SteadyRun, FewRowsByASmallWeightAreOursWithoutMeasuring) {
+  for (const int64_t rows : {1, 3, 8, 9}) {
+    SCOPED_TRACE(rows);
+    Net net;
+    const Value x = get(net.graph.input("x", "f32", {rows, 32}));
+    const auto model = net.model(net.linear(net.add("aten::relu", {net.linear(x, 32, 128)}), 128, 2));
+    const int64_t measured = linear_counts().measurements;
+    const auto executor = executor_of(model);
+    EXPECT_EQ(linear_counts().measurements, measured);
+    const int64_t before = linear_counts().runs[static_cast<int>(LinearImplementation::kMatvec)];
+    const at::Tensor input = numbers({rows, 32});
+    at::Tensor result = at::zeros({rows, 2});
+    expect_ok(executor->SetInput(0, view_of(input)));
+    expect_ok(executor->Run());
+    expect_ok(executor->GetOutput(0, view_of(result)));
+    EXPECT_EQ(linear_counts().runs[static_cast<int>(LinearImplementation::kMatvec)] - before, rows <= 8 ? 2 : 0);
+    const std::vector<at::Tensor>& w = net.weights;
+    EXPECT_TRUE(at::allclose(result, at::linear(at::relu(at::linear(input, w[0], w[1])), w[2], w[3]), 1e-5, 1e-6));
+    expect_steady(*executor);
+  }
+}
+
 // ---- Init
 
 TEST_F(SteadyRun, WeightsArePackedInInitAndOnceForAllExecutors) {
@@ -387,6 +415,65 @@ TEST_F(SteadyRun, WeightsArePackedInInitAndOnceForAllExecutors) {
     EXPECT_TRUE(at::allclose(results[0], net.expected(x), 1e-4, 1e-4));
   }
   EXPECT_EQ(linear_counts().packed_bytes, before);
+}
+
+// The bytes of the file that are in the process's memory.
+int64_t bytes_in_memory(const std::string& path) {
+  std::ifstream maps("/proc/self/smaps");
+  int64_t kib = 0;
+  bool is_file = false;
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find(path) != line.npos) is_file = true;
+    if (!is_file || !line.starts_with("Rss:")) continue;
+    kib += std::stoll(line.substr(line.find(':') + 1));
+    is_file = false;
+  }
+  return kib << 10;
+}
+
+TEST_F(SteadyRun, WeightsOfAFileLeaveMemoryForTheirPackedForms) {
+  if (!backend::has_panels()) GTEST_SKIP() << "no packed form of this processor";
+  force_linear_implementation(LinearImplementation::kPackedPanels);
+  Perceptron net(64);
+  const int64_t before = linear_counts().packed_bytes, weights = 2 * 256 * 512 * int64_t{sizeof(float)};
+  const std::string path = std::filesystem::temp_directory_path() / ("hetero-packed-" + std::to_string(getpid()));
+  expect_ok(graph::save_program(net.shared->program(), path));
+  config().packed_bytes = 1;
+  {
+    // Those of a program that was made here have no room.
+    const auto executor = executor_of(net.shared);
+    EXPECT_EQ(linear_counts().packed_bytes, before);
+  }
+  {
+    Result<std::shared_ptr<Model>> model = Model::load(path);
+    expect_ok(model.status());
+    const int64_t plain = bytes_in_memory(path);
+    EXPECT_GE(plain, weights);
+    const auto executor = executor_of(model.value());
+    EXPECT_EQ(linear_counts().packed_bytes - before, weights);
+    // But for what is in pages with something else.
+    EXPECT_LE(bytes_in_memory(path), plain - weights + (64 << 10));
+    const at::Tensor x = numbers({64, 256});
+    at::Tensor result = at::zeros({64, 256});
+    expect_ok(executor->SetInput(0, view_of(x)));
+    expect_ok(executor->Run());
+    expect_ok(executor->GetOutput(0, view_of(result)));
+    EXPECT_TRUE(at::allclose(result, net.expected(x), 1e-4, 1e-4));
+    // The plain ones are read again where somebody wants them.
+    const auto& constants = model.value()->program().constants;
+    const auto first = std::ranges::find(constants, "w1", &graph::ProgramConstant::name);
+    EXPECT_EQ(std::memcmp(first->bytes.data(), net.weights[0].const_data_ptr(), net.weights[0].nbytes()), 0);
+    // A second form of a weight is beside the first one.
+    force_linear_implementation(LinearImplementation::kPackedBlas);
+    executor_of(model.value());
+    EXPECT_EQ(linear_counts().packed_bytes - before, weights);
+  }
+  EXPECT_EQ(linear_counts().packed_bytes, before);
+  config().packed_bytes = weights;  // what was taken is given back
+  force_linear_implementation(LinearImplementation::kPackedPanels);
+  const auto executor = executor_of(net.shared);
+  EXPECT_EQ(linear_counts().packed_bytes - before, weights);
+  std::filesystem::remove(path);
 }
 
 TEST_F(SteadyRun, TheFirstRunHasTheBitsOfTheHundredth) {

@@ -281,11 +281,14 @@ bool spread_pixels(const PixelSpread& spread, const void* input, const Matvec& c
   return follower != nullptr;
 }
 
+bool may_be_followed(const Matvec& call) {
+  return !call.x_columns && call.y_stride == call.n && Blocks(call, call.k * element_bytes(call.element), true).shared;
+}
+
 bool multiply_followed(const Matvec& call, FunctionRef<void(const Matvec&)> multiply, const Follower& follower) {
-  if (call.x_columns || call.y_stride != call.n || !follower.fits(call.n)) return false;
+  if (!may_be_followed(call) || !follower.fits(call.n)) return false;
   const int64_t item = element_bytes(call.element), row_bytes = call.x_stride * item;
   const Blocks blocks(call, call.k * item, true);
-  if (!blocks.shared) return false;
   blocks.run([&](int64_t first, int64_t count) {
     Matvec part = call;
     part.m = count;

@@ -74,6 +74,8 @@ struct PixelSpread {
 bool spread_pixels(const PixelSpread& spread, const void* input, const Matvec& call,
                    FunctionRef<void(const Matvec&)> multiply, const Follower* follower = nullptr);
 
+// Whether multiply_followed would compute the call, for a follower that fits its rows.
+bool may_be_followed(const Matvec& call);
 // A product whose x is there, in blocks of rows that `multiply` computes on one thread each, with
 // the follower behind each. False, and nothing is done, where it is faster in other parts.
 bool multiply_followed(const Matvec& call, FunctionRef<void(const Matvec&)> multiply, const Follower& follower);
