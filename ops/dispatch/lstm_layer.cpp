@@ -6,10 +6,12 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "backend/base/parallel.h"
 #include "backend/cpu/kernels/panel_gemm.h"
 #include "backend/cpu/vector/scratch.h"
 #include "ops/fused/functions.h"
@@ -150,20 +152,27 @@ class FewRows {
     });
   }
 
-  // The results: outputs of all steps, the last hidden state and the last cell state.
-  torch::jit::Stack run(const Tensor& packed) const {
-    static thread_local backend::Scratch memory;
+  // Outputs of all steps, the last hidden state and the last cell state.
+  struct Results {
+    Tensor output, hidden, cell;
+  };
+  // Memory for them, as run() wants it.
+  Results make_results() const {
     const Tensor& first = arguments_[kHidden].toTensor();
-    Tensor output = at::empty({steps_, rows_, size_}, first.options());
-    Tensor hidden = at::empty(first.sizes(), first.options());
-    Tensor cell = arguments_[kCell].toTensor().clone();
+    return {at::empty({steps_, rows_, size_}, first.options()), at::empty(first.sizes(), first.options()),
+            arguments_[kCell].toTensor().clone()};
+  }
+  // On any thread.
+  void run(const Tensor& packed, const Results& results) const {
+    static thread_local backend::Scratch memory;
     const bool reverse = arguments_[kReverse].toBool();
     const int64_t width = rows_ * 4 * size_;
     const int64_t most =
         std::clamp<int64_t>(kBlockBytes / std::max<int64_t>(1, width * 4), 1, std::max<int64_t>(1, steps_));
     float* const of_inputs = memory.get<float>((most + 1) * width);
     float* const gates = of_inputs + most * width;
-    const float* before = first.const_data_ptr<float>();
+    const float* before = arguments_[kHidden].toTensor().const_data_ptr<float>();
+    auto* const cell = results.cell.mutable_data_ptr<float>();
     for (int64_t done = 0; done < steps_; done += most) {
       const int64_t count = std::min(most, steps_ - done);
       const int64_t begin = reverse ? steps_ - done - count : done;
@@ -173,17 +182,16 @@ class FewRows {
       backend::panel_gemm(inputs);
       for (int64_t i = 0; i < count; ++i) {
         const int64_t step = reverse ? count - 1 - i : i;
-        float* const after = output.mutable_data_ptr<float>() + (begin + step) * rows_ * size_;
+        float* const after = results.output.mutable_data_ptr<float>() + (begin + step) * rows_ * size_;
         backend::Matvec product = product_of(layer_.hidden, rows_, kHiddenBias);
         product.x = before;
         product.y = gates;
         backend::matvec(product);
-        apply(of_inputs + step * width, gates, cell.mutable_data_ptr<float>(), after);
+        apply(of_inputs + step * width, gates, cell, after);
         before = after;
       }
     }
-    std::copy_n(before, rows_ * size_, hidden.mutable_data_ptr<float>());
-    return {std::move(output), std::move(hidden), std::move(cell)};
+    std::copy_n(before, rows_ * size_, results.hidden.mutable_data_ptr<float>());
   }
 
  private:
@@ -244,7 +252,64 @@ torch::jit::Stack read_arguments(const graph::Invocation& invocation, KernelTens
   return arguments_of(handle_of(info).schema(), decoder, tensors);
 }
 
+void deliver(KernelTensors& tensors, FewRows::Results results) {
+  int place = tensors.first_output();
+  for (Tensor* const result : {&results.output, &results.hidden, &results.cell}) {
+    tensors.deliver(place++, std::move(*result));
+  }
+}
+
+// One of several layers of few sequences, the weights of which are packed.
+struct FewCall {
+  FewCall(const graph::Invocation& invocation, const Layer& its)
+      : tensors(invocation), stack(read_arguments(invocation, tensors)), layer(its) {
+    if (!FewRows::fits(stack, layer)) return;
+    few.emplace(stack, layer);
+    packed = few->pack();
+    results = few->make_results();
+  }
+  bool is_ready() const { return packed != nullptr; }
+
+  KernelTensors tensors;
+  torch::jit::Stack stack;
+  Layer layer;
+  std::optional<FewRows> few;
+  const Tensor* packed = nullptr;
+  FewRows::Results results;
+};
+
+// Each layer on a thread of its own. False, and nothing is done, where that is not faster or one of
+// them is no such layer.
+bool run_side_by_side(const graph::Invocation* calls, size_t count) {
+  const auto threads = backend::thread_count();
+  if (threads == 1 || std::cmp_less(count, threads)) return false;
+  Isolated isolated;
+  const at::AutoGradMode no_workspace(false);
+  std::array<std::optional<FewCall>, graph::kMaxBatch> ready;  // which end in the reverse order
+  for (size_t i = 0; i < count; ++i) {
+    const std::optional<Layer> layer = Layer::read(calls[i]);
+    if (!layer || !layer->input.weights->worth_packing() || !layer->hidden.weights->worth_packing()) return false;
+    if (!ready[i].emplace(calls[i], *layer).is_ready()) return false;
+  }
+  ops::count(counters().own_kernels[static_cast<size_t>(OwnKernel::kPackedLstm)], static_cast<int64_t>(count));
+  run_profiled(calls[0].traits->name.c_str(), [&] {
+    backend::parallel_for(0, static_cast<int64_t>(count), 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const FewCall& call = *ready[static_cast<size_t>(i)];
+        call.few->run(*call.packed, call.results);
+      }
+    });
+  });
+  for (size_t i = 0; i < count; ++i) deliver(ready[i]->tensors, std::move(ready[i]->results));
+  return true;
+}
+
 }  // namespace
+
+void run_lstm_layers(const graph::Invocation* calls, size_t count) {
+  if (run_side_by_side(calls, count)) return;
+  for (size_t i = 0; i < count; ++i) calls[i].traits->kernel(calls[i]);
+}
 
 bool run_lstm_layer(const graph::Invocation& invocation) {
   const std::optional<Layer> layer = Layer::read(invocation);
@@ -261,15 +326,17 @@ bool run_lstm_layer(const graph::Invocation& invocation) {
   if (const FewRows few(stack, *layer); few.fits(stack, *layer)) {
     const Tensor* const packed = few.pack();
     if (packed == nullptr) return false;
-    run_as_operator(OwnKernel::kPackedLstm, invocation, [&] { stack = few.run(*packed); });
-  } else {
-    const std::optional<Packed> packed = pack(*layer, stack);
-    if (!packed) return false;
-    stack[kInputWeight] = *packed->input;
-    stack[kHiddenWeight] = *packed->hidden;
-    stack.pop_back();  // keeps_workspace
-    run_as_operator(OwnKernel::kPackedLstm, invocation, [&] { stock.callBoxed(&stack); });
+    FewRows::Results results = few.make_results();
+    run_as_operator(OwnKernel::kPackedLstm, invocation, [&] { few.run(*packed, results); });
+    deliver(tensors, std::move(results));
+    return true;
   }
+  const std::optional<Packed> packed = pack(*layer, stack);
+  if (!packed) return false;
+  stack[kInputWeight] = *packed->input;
+  stack[kHiddenWeight] = *packed->hidden;
+  stack.pop_back();  // keeps_workspace
+  run_as_operator(OwnKernel::kPackedLstm, invocation, [&] { stock.callBoxed(&stack); });
   for (int i = 0; i < kResults; ++i) {
     tensors.deliver(tensors.first_output() + i, std::exchange(stack[static_cast<size_t>(i)], {}).toTensor());
   }

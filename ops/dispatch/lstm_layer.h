@@ -21,6 +21,8 @@ namespace hetero::ops {
 
 // Returns false and does nothing where the weights are not packed.
 bool run_lstm_layer(const graph::Invocation& invocation);
+// OpTraits::run_together: halves of a bidirectional layer of few sequences, each on a thread.
+void run_lstm_layers(const graph::Invocation* calls, size_t count);
 // OpTraits::prepare: packs the weights that have a binding.
 void prepare_lstm_layer(const graph::Invocation& invocation);
 

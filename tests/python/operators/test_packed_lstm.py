@@ -105,6 +105,27 @@ def test_more_sequences_have_eagers_bits_from_the_same_weights() -> None:
 
 
 @torch.no_grad()
+@pytest.mark.skipif(not OURS, reason="has no panels")
+def test_both_directions_run_side_by_side_with_the_bits_of_one_thread() -> None:
+    layer, x = nn.LSTM(48, 100, num_layers=2, bidirectional=True).eval(), torch.randn(6, 2, 48)
+    expected, threads = layer(x), torch.get_num_threads()
+    program = torch.hetero.compile(layer, (x,))
+    results = []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            with counting() as seen:
+                results.append(program(x))
+            assert seen.own_kernels[PACKED] == 4
+    finally:
+        torch.set_num_threads(threads)
+    assert str(program).count("compute: batch") == 2
+    assert_same([results[0][0], *results[0][1]], [results[1][0], *results[1][1]])
+    assert_same([results[0][0], *results[0][1]], [results[2][0], *results[2][1]])
+    torch.testing.assert_close((results[0][0], *results[0][1]), (expected[0], *expected[1]))
+
+
+@torch.no_grad()
 def test_a_long_sequence_runs_in_blocks() -> None:
     pair = Pair(hidden=1024, bidirectional=True)
     pair.use_until_packed()
