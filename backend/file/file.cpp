@@ -1,8 +1,10 @@
 #include "backend/file/file.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -16,6 +18,13 @@ namespace {
 
 Status cannot(const char* what, const std::string& path, int error) {
   return Status(ErrorClass::kStorage, std::string("cannot ") + what + ' ' + path + ": " + std::strerror(error));
+}
+
+// Not in the memory of a tmpfs or a ramfs.
+bool lies_on_disk(int file) {
+  constexpr decltype(statfs::f_type) kRamfs = 0x858458f6;
+  struct statfs system;
+  return fstatfs(file, &system) == 0 && system.f_type != TMPFS_MAGIC && system.f_type != kRamfs;
 }
 
 // Closed at the end of its scope.
@@ -61,7 +70,8 @@ Result<std::shared_ptr<MappedFile>> MappedFile::open(const std::string& path, bo
     if (data == MAP_FAILED) return cannot("read", path, errno);
     if (!read_now) madvise(data, size, MADV_WILLNEED);
   }
-  return std::shared_ptr<MappedFile>(new MappedFile(path, data, size, facts.st_dev, facts.st_ino));
+  return std::shared_ptr<MappedFile>(
+      new MappedFile(path, data, size, lies_on_disk(file.number), facts.st_dev, facts.st_ino));
 }
 
 bool MappedFile::is(int file) const {
@@ -69,11 +79,11 @@ bool MappedFile::is(int file) const {
   return fstat(file, &facts) == 0 && facts.st_dev == device_ && facts.st_ino == number_;
 }
 
-void drop_pages(const void* bytes, size_t count) {
+bool drop_pages(const void* bytes, size_t count) {
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto first = reinterpret_cast<uintptr_t>(bytes);
   const uintptr_t begin = (first + page - 1) / page * page, end = (first + count) / page * page;
-  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+  return begin >= end || madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED) == 0;
 }
 
 MappedFile::~MappedFile() {

@@ -30,24 +30,27 @@ class MappedFile {
   MappedFile& operator=(const MappedFile&) = delete;
 
   std::string_view bytes() const { return {static_cast<const char*>(data_), size_}; }
+  // Whether the bytes are on a disk, so that memory need not hold them.
+  bool is_on_disk() const { return on_disk_; }
   const std::string& path() const { return path_; }
 
  private:
   friend class NewFile;
-  MappedFile(std::string path, void* data, size_t size, uint64_t device, uint64_t number)
-      : path_(std::move(path)), data_(data), size_(size), device_(device), number_(number) {}
+  MappedFile(std::string path, void* data, size_t size, bool on_disk, uint64_t device, uint64_t number)
+      : path_(std::move(path)), data_(data), size_(size), on_disk_(on_disk), device_(device), number_(number) {}
   bool is(int file) const;  // this file, opened
 
   const std::string path_;
   void* const data_;
   const size_t size_;
+  const bool on_disk_;
   const uint64_t device_;  // with `number_`, which file of the system it is
   const uint64_t number_;
 };
 
 // Takes what pages lie within these bytes of a MappedFile out of the process's memory, until
-// somebody reads them.
-void drop_pages(const void* bytes, size_t count);
+// somebody reads them. False where the system refuses, because the process has locked its memory.
+bool drop_pages(const void* bytes, size_t count);
 
 class NewFile {
  public:

@@ -74,6 +74,7 @@ struct Invocation {
   Binding* const* bindings = nullptr;
   Part part = Part::kWhole;
   bool by_device = false;  // for OpTraits::device_kernel
+  bool leads = false;      // what comes next could be its follower, see OpTraits::leads
   // Null, or what the kernel may run on parts of its output: see OpTraits::leads.
   backend::Follower* follower = nullptr;
 };

@@ -101,7 +101,8 @@ class StageBuilder {
       const BufferId local = local_[constant.buffer];
       if (local == kNoBuffer) continue;
       graph().buffers[local].valid_on = 1u << kCpu;
-      stage_.program->constants.push_back({constant.name, local, window(constant.window), share(constant.bytes)});
+      stage_.program->constants.push_back(
+          {constant.name, local, window(constant.window), share(constant.bytes), constant.mapped});
     }
   }
 

@@ -271,7 +271,7 @@ Status load_constants(const Archive& archive, SavedProgram& program) {
       return damaged(archive.path(), "was packed by another tool: " + name + " does not lie at a multiple of 64 bytes");
     }
     constant.bytes = block_of(archive.file(), bytes);
-    constant.mapped = true;
+    constant.mapped = archive.file()->is_on_disk();
     buffer.steady = true;
   }
   return Status();

@@ -61,7 +61,7 @@ class Instance {
       backend::Block bytes;
       if (constant.bytes)
         bytes = backend::Block::adopt(constant.bytes.data(), constant.bytes.bytes(), nullptr, nullptr);
-      made_->constants.push_back({constant.name, constant.buffer, constant.window, std::move(bytes)});
+      made_->constants.push_back({constant.name, constant.buffer, constant.window, std::move(bytes), constant.mapped});
     }
     made_->draws = from_.draws;
   }

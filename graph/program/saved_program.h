@@ -43,7 +43,7 @@ struct ProgramConstant {
   BufferId buffer = kNoBuffer;
   WindowId window = kNoWindow;
   backend::Block bytes;  // of the whole buffer
-  bool mapped = false;   // a part of a file
+  bool mapped = false;   // a part of a file on a disk
 };
 
 struct SavedProgram {

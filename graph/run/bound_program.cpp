@@ -175,6 +175,7 @@ void BoundProgram::bind_followers() {
     step.result = followed_operand(graph_, plan_, step.position);
     step.leads = group.prepared &&
                  backend::Follower::can_follow(group.launch, step.result, (*graph_.windows)[result.window].numel);
+    calls_[step.call].leads = step.leads;
     const Residence& residence = plan_.residence(result.buffer, kCpu);
     step.result_wanted =
         residence.home != Home::kArena || residence.last > step.position + 1 || group.operands[step.result].stores;

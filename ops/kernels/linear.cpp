@@ -54,6 +54,7 @@ struct Product {
   Matvec call;
   int x, w, bias, out;  // operands; bias is -1 where there is none
   LinearShape shape;
+  bool is_small = false;   // computed by matvec, whatever would be measured
   bool of_pixels = false;  // x and out are images with their channels last
 };
 
@@ -85,7 +86,7 @@ bool plain_addmm(const graph::Invocation& invocation) {
   return true;
 }
 
-LinearShape shape_of(const Matvec& call) {
+LinearShape shape_of(const Matvec& call, bool leads) {
   return {.element = call.element,
           .x_columns = call.x_columns,
           .columns = call.columns,
@@ -94,14 +95,14 @@ LinearShape shape_of(const Matvec& call) {
           .m = call.m,
           .n = call.n,
           .k = call.k,
-          .threads = at::get_num_threads()};
+          .threads = at::get_num_threads(),
+          .leads = leads && backend::may_be_followed(call)};
 }
 
-bool is_small(const Matvec& call) {
-  return call.k * call.n < kSmallestWeight && call.m <= backend::kMaxMatvecRows && !call.x_columns;
-}
+bool is_forced() { return forced.load(std::memory_order_relaxed) >= 0; }
 
-bool recognize(const graph::Invocation& invocation, LinearKind kind, Product& product) {
+// `prepares`: it is looked at in advance.
+bool recognize(const graph::Invocation& invocation, LinearKind kind, Product& product, bool prepares = false) {
   const int inputs = kind == LinearKind::kAddmm ? 3 : 2;
   const bool has_bias = kind == LinearKind::kAddmm && invocation.part == graph::Part::kWhole;
   const graph::Node& node = *invocation.node;
@@ -129,6 +130,10 @@ bool recognize(const graph::Invocation& invocation, LinearKind kind, Product& pr
   if (m == 0 || k * n == 0) return false;
   const bool x_columns = x.column_stride != 1 || (m > 1 && x.row_stride < k);
   if (x_columns && !(x.row_stride == 1 && x.column_stride >= m)) return false;
+  if (k * n < kSmallestWeight) {
+    product.is_small = m <= backend::kMaxMatvecRows && !x_columns && !is_forced();
+    if (!product.is_small || !(prepares || PackedWeights::stay(invocation, product.w))) return false;
+  }
   if (out.column_stride != 1 || (m > 1 && out.row_stride < n)) return false;
   const bool columns = w.column_stride == 1 && w.row_stride >= n;
   if (!columns && !(w.row_stride == 1 && w.column_stride >= k)) return false;
@@ -159,8 +164,7 @@ bool recognize(const graph::Invocation& invocation, LinearKind kind, Product& pr
     if (!plain_addmm(invocation)) return false;
     product.call.bias = address(product.bias, bias.offset);
   }
-  if (k * n < kSmallestWeight && !is_small(product.call)) return false;
-  product.shape = shape_of(product.call);
+  product.shape = shape_of(product.call, invocation.leads);
   return true;
 }
 
@@ -187,7 +191,7 @@ Product product_of(const graph::Invocation& invocation, const PixelProduct& pixe
                   .out = pixels.output,
                   .shape = {},
                   .of_pixels = true};
-  product.shape = shape_of(product.call);
+  product.shape = shape_of(product.call, invocation.leads);
   return product;
 }
 
@@ -212,13 +216,6 @@ bool can_run(Implementation implementation, const Product& product) {
       return can_multiply_packed(implementation, product.call);
   }
   return false;
-}
-
-bool is_forced() { return forced.load(std::memory_order_relaxed) >= 0; }
-
-// Whether the product has to be left to the stock kernel.
-bool is_too_small(const graph::Invocation& invocation, const Product& product) {
-  return is_small(product.call) && !is_forced() && !PackedWeights::stay(invocation, product.w);
 }
 
 // Null where nothing can keep a packed form of the weight.
@@ -356,14 +353,14 @@ LinearChoice try_packing(const graph::Invocation& invocation, const Product& pro
   const Measured measured = Sample(invocation, product, values).measure(candidates);
   if (measured.repeated || guesses) {
     choice.sure = choice.sure && measured.repeated;
-    const bool may_lead = backend::may_be_followed(product.call);
+    const auto leads = [&](size_t i) { return product.shape.leads && candidates[i] != Implementation::kPackedBlas; };
     const auto with_pass = [&](size_t i) {
-      const bool alone = may_lead && candidates[i] == Implementation::kPackedBlas;
-      return measured.seconds[i] * (alone ? 1 + kTermsOfPass / static_cast<double>(product.call.k) : 1);
+      const bool has_pass = product.shape.leads && !leads(i);
+      return measured.seconds[i] * (has_pass ? 1 + kTermsOfPass / static_cast<double>(product.call.k) : 1);
     };
     size_t best = 1;
     for (size_t i = 2; i < candidates.size(); ++i) best = with_pass(i) < with_pass(best) ? i : best;
-    const double worth = may_lead ? kWorthLeading : kWorthPacking;
+    const double worth = leads(best) ? kWorthLeading : kWorthPacking;
     choice.packed = measured.seconds[best] < measured.seconds[0] / worth ? candidates[best] : Implementation::kStock;
   }
   return choice;
@@ -376,7 +373,7 @@ LinearChoice chosen(const graph::Invocation& invocation, const Product& product,
     if (needs_packing(wanted)) return {.packed = wanted};
     return {.plain = wanted, .packed = Implementation::kStock};
   }
-  if (is_small(product.call)) return {.plain = Implementation::kMatvec, .packed = Implementation::kStock};
+  if (product.is_small) return {.plain = Implementation::kMatvec, .packed = Implementation::kStock};
   LinearChoices& choices = linear_choices();
   std::optional<LinearChoice> choice = choices.find(product.shape);
   if (!choice) {
@@ -399,7 +396,7 @@ LinearChoice chosen(const graph::Invocation& invocation, const Product& product,
 
 // What chosen() gives for such products from now on.
 void settle(const graph::Invocation& invocation, const Product& product, const PackedWeights* weights) {
-  if (is_forced() || is_small(product.call)) return;
+  if (is_forced()) return;
   LinearChoices& choices = linear_choices();
   std::optional<LinearChoice> choice = choices.settled(product.shape);
   for (int tries = 0; !choice || (!choice->sure && tries > 0 && tries < kMostTries); ++tries) {
@@ -486,7 +483,7 @@ bool run_by(Implementation implementation, const graph::Invocation& invocation, 
 bool run_product(const graph::Invocation& invocation, LinearKind kind) {
   if (!last_bits_may_vary()) return false;
   Product product;
-  if (!recognize(invocation, kind, product) || is_too_small(invocation, product)) return false;
+  if (!recognize(invocation, kind, product)) return false;
   Isolated isolated;
   PackedWeights* const weights = packed_weights(invocation, product);
   if (weights != nullptr) weights->note_use();
@@ -518,7 +515,13 @@ template <LinearKind kind>
 void prepare_linear(const graph::Invocation& invocation) {
   if (invocation.part == graph::Part::kTail) return;
   Product product;
-  if (!last_bits_may_vary() || !recognize(invocation, kind, product)) return;
+  if (!last_bits_may_vary() || !recognize(invocation, kind, product, true)) return;
+  if (product.is_small) {
+    if (PackedWeights* const weights = PackedWeights::of_operand(invocation, product.w)) {
+      weights->note_that_bytes_stay();
+    }
+    return;
+  }
   prepare_product(invocation, product);
 }
 template void prepare_linear<LinearKind::kMm>(const graph::Invocation& invocation);
@@ -575,7 +578,7 @@ void run_linears(const graph::Invocation* calls, size_t count) {
     for (size_t i = 0; i < count; ++i) {
       Product product;
       const LinearKind kind = calls[i].node->operand_count == 4 ? LinearKind::kAddmm : LinearKind::kMm;
-      if (!allowed || !recognize(calls[i], kind, product) || is_too_small(calls[i], product)) continue;
+      if (!allowed || !recognize(calls[i], kind, product)) continue;
       PackedWeights* const weights = packed_weights(calls[i], product);
       Products* const products = products_of(choose_now(calls[i], product, weights));
       if (products != nullptr && products->add(i, product.call) && weights != nullptr) weights->note_use();

@@ -5,14 +5,15 @@
 // k). Such a product has several implementations (linear_choice.h). The fastest depends on shape,
 // dtype and machine. The first call of a shape measures those that need only the operands. Once a
 // weight has been used kUsesBeforePacking times unchanged, those that pack it are measured too.
-// Packing takes memory, at most config().packed_bytes, so it must gain more than 5 %. Programs with
-// bound addresses, whose weights do not change, do all that in advance (prepare_linear). A lookup
-// takes no lock.
+// Packing takes memory, at most config().packed_bytes, so it must gain more than 5 %, unless what
+// comes next can run on the product's rows then. Programs with bound addresses, whose weights do
+// not change, do all that in advance (prepare_linear); their small products of few rows are ours
+// without measuring. A lookup takes no lock.
 //
 // The gradient of a weight is such a product too. Its x is transposed, which all implementations
 // take except the one for few rows.
 //
-// The stock kernel runs unusual and small products, and every product with fusion off or
+// The stock kernel runs unusual and other small products, and every product with fusion off or
 // config().verify, which compares bits. The others' results differ from eager's in the last bits:
 // sums are kept in float32 and rounded once, as eager's are, but added in another order.
 //

@@ -28,15 +28,16 @@ std::string line_of(const LinearShape& shape, const LinearChoice& choice) {
   line << kElementNames[static_cast<int>(shape.element)] << (shape.x_columns ? " columns" : " rows")
        << (shape.columns ? " columns" : " rows") << (shape.bias ? " bias" : " plain")
        << (shape.tiles ? " tiles " : " vectors ") << shape.m << ' ' << shape.n << ' ' << shape.k << ' ' << shape.threads
-       << ' ' << to_string(choice.plain) << ' ' << (choice.packed ? to_string(*choice.packed) : kUntried);
+       << (shape.leads ? " leads " : " alone ") << to_string(choice.plain) << ' '
+       << (choice.packed ? to_string(*choice.packed) : kUntried);
   return line.str();
 }
 
 bool parse_line(const std::string& line, LinearShape& shape, LinearChoice& choice) {
   std::istringstream in(line);
-  std::string element, x_layout, layout, bias, unit, plain, packed;
-  in >> element >> x_layout >> layout >> bias >> unit >> shape.m >> shape.n >> shape.k >> shape.threads >> plain >>
-      packed;
+  std::string element, x_layout, layout, bias, unit, place, plain, packed;
+  in >> element >> x_layout >> layout >> bias >> unit >> shape.m >> shape.n >> shape.k >> shape.threads >> place >>
+      plain >> packed;
   if (!in) return false;
   const int element_index = position(kElementNames, element);
   const int plain_index = position(kNames, plain);
@@ -47,6 +48,7 @@ bool parse_line(const std::string& line, LinearShape& shape, LinearChoice& choic
   shape.columns = layout == "columns";
   shape.bias = bias == "bias";
   shape.tiles = unit == "tiles";
+  shape.leads = place == "leads";
   choice = {.plain = static_cast<LinearImplementation>(plain_index)};
   if (packed_index >= 0) choice.packed = static_cast<LinearImplementation>(packed_index);
   return true;

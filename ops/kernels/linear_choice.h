@@ -50,12 +50,13 @@ struct LinearShape {
   int64_t n;
   int64_t k;
   int64_t threads;
+  bool leads = false;  // what comes next can run on its rows
 
   bool operator==(const LinearShape&) const = default;
   // The shape that stands for all with a similar m.
   LinearShape rounded() const;
-  std::array<int64_t, 9> numbers() const {
-    return {static_cast<int64_t>(element), x_columns, columns, bias, tiles, m, n, k, threads};
+  std::array<int64_t, 10> numbers() const {
+    return {static_cast<int64_t>(element), x_columns, columns, bias, tiles, m, n, k, threads, leads};
   }
 };
 

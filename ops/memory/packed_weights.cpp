@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
 #include <utility>
 
 #include "backend/file/file.h"
@@ -14,28 +15,52 @@ namespace {
 std::atomic<int64_t> packed_bytes;
 std::atomic<int64_t> charged_bytes;  // of these, what counts for the limit
 
-int64_t most_bytes() {
-  constexpr int64_t kShare = 8;
-  static const int64_t of_machine = sysconf(_SC_PHYS_PAGES) / kShare * sysconf(_SC_PAGESIZE);
-  return std::min(config().packed_bytes.load(std::memory_order_relaxed), of_machine);
+// Of the machine, or of the control group that the process is in.
+int64_t machine_bytes() {
+  static const int64_t bytes = [] {
+    int64_t least = sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
+    for (const char* path : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+      int64_t limit = 0;
+      if (std::ifstream(path) >> limit && limit > 0) least = std::min(least, limit);
+    }
+    return least;
+  }();
+  return bytes;
 }
 
-// Room for a packed weight, within the limit; given back unless kept.
+// Room for a packed weight of `bytes`, `charged` of which count for the limit; given back unless
+// kept.
 class Room {
  public:
-  static bool may_be_found(int64_t bytes) {
-    return charged_bytes.load(std::memory_order_relaxed) + bytes <= most_bytes();
+  static bool may_be_found(int64_t bytes, int64_t charged) {
+    return fits(packed_bytes.load(std::memory_order_relaxed), bytes, charged_bytes.load(std::memory_order_relaxed),
+                charged);
   }
-  explicit Room(int64_t bytes) : bytes_(bytes) { found_ = charged_bytes.fetch_add(bytes) + bytes <= most_bytes(); }
-  ~Room() { charged_bytes -= bytes_; }
+  Room(int64_t bytes, int64_t charged) : bytes_(bytes), charged_(charged) {
+    const int64_t all = packed_bytes.fetch_add(bytes), counted = charged_bytes.fetch_add(charged);
+    found_ = fits(all, bytes, counted, charged);
+  }
+  ~Room() {
+    packed_bytes -= bytes_;
+    charged_bytes -= charged_;
+  }
   Room(const Room&) = delete;
   Room& operator=(const Room&) = delete;
   bool found() const { return found_; }
-  // In the end `bytes` stay taken: forms are padded.
-  void keep(int64_t bytes) { charged_bytes += bytes - std::exchange(bytes_, 0); }
+  // In the end so many stay taken: forms are padded.
+  void keep(int64_t bytes, int64_t charged) {
+    packed_bytes += bytes - std::exchange(bytes_, 0);
+    charged_bytes += charged - std::exchange(charged_, 0);
+  }
 
  private:
-  int64_t bytes_;
+  static bool fits(int64_t all, int64_t bytes, int64_t counted, int64_t charged) {
+    const int64_t most = config().packed_bytes.load(std::memory_order_relaxed);
+    if (most <= 0 || all + bytes > machine_bytes() / 2) return false;
+    return charged <= 0 || counted + charged <= std::min(most, machine_bytes() / 8);
+  }
+
+  int64_t bytes_, charged_;
   bool found_ = false;
 };
 
@@ -87,7 +112,7 @@ bool PackedWeights::stay(const graph::Invocation& invocation, int operand) {
   const graph::Binding* const binding = binding_of(invocation, operand);
   if (binding == nullptr) return false;
   const auto* const weights = dynamic_cast<const PackedWeights*>(binding->derived.get());
-  return weights != nullptr && weights->worth_packing();
+  return weights != nullptr && weights->stay_.load(std::memory_order_relaxed);
 }
 
 const PackedWeights::Entry* PackedWeights::find(const PackedKey& key) const {
@@ -96,11 +121,14 @@ const PackedWeights::Entry* PackedWeights::find(const PackedKey& key) const {
   return entry;
 }
 
-bool PackedWeights::has_form_at(const void* address) const {
+bool PackedWeights::has_replaced(const void* bytes, int64_t count) const {
+  const auto* const begin = static_cast<const std::byte*>(bytes);
   const Entry* entry = first_.load(std::memory_order_acquire);
-  while (entry != nullptr && (entry->key.address != address || !entry->made.packed.defined()))
-    entry = entry->next.get();
-  return entry != nullptr;
+  for (; entry != nullptr; entry = entry->next.get()) {
+    const auto* const other = static_cast<const std::byte*>(entry->key.address);
+    if (begin < other + entry->replaced && other < begin + count) return true;
+  }
+  return false;
 }
 
 bool PackedWeights::has_one_of_several() const {
@@ -113,21 +141,24 @@ const at::Tensor* PackedWeights::find_or_make(const PackedKey& key, int64_t byte
                                               backend::FunctionRef<Made()> make) {
   if (const Entry* entry = find(key)) return &entry->made.packed;
   const bool is_of_several = key.serials != PackedKey{}.serials;
-  if (!mapped_) plain = 0;
-  if (!is_of_several && !Room::may_be_found(bytes - plain)) return nullptr;
+  // Of several forms, the first one replaces the bytes.
+  const auto replaced_now = [&] { return mapped_ && !has_replaced(key.address, plain) ? plain : 0; };
+  const auto charge = [](int64_t bytes, int64_t replaced) { return std::max<int64_t>(0, bytes - replaced); };
+  if (!is_of_several && !Room::may_be_found(bytes, charge(bytes, replaced_now()))) return nullptr;
   const std::lock_guard lock(mutex_);
   if (const Entry* entry = find(key)) return &entry->made.packed;
   if (is_of_several) drop_outdated(key);
-  // The first form alone.
-  if (has_form_at(key.address)) plain = 0;
-  Room room(std::max<int64_t>(0, bytes - plain));
+  int64_t replaced = replaced_now();
+  Room room(bytes, charge(bytes, replaced));
   if (!room.found()) return nullptr;
-  auto added = std::make_unique<Entry>(Entry{key, make(), 0, nullptr});
-  if (!added->made.packed.defined()) added->made.bytes = 0;
-  added->charged = std::max<int64_t>(0, added->made.bytes - plain);
-  room.keep(added->charged);
-  packed_bytes += added->made.bytes;
-  if (mapped_ && added->made.packed.defined()) backend::drop_pages(key.address, static_cast<size_t>(plain));
+  auto added = std::make_unique<Entry>(Entry{key, make(), 0, 0, nullptr});
+  const bool has_form = added->made.packed.defined();
+  if (!has_form) added->made.bytes = 0;
+  // Whatever was replaced before, packing has read it again.
+  const bool dropped = mapped_ && plain > 0 && backend::drop_pages(key.address, static_cast<size_t>(plain));
+  if (has_form && dropped) added->replaced = replaced;
+  added->charged = charge(added->made.bytes, added->replaced);
+  room.keep(added->made.bytes, added->charged);
   added->next.reset(first_.load(std::memory_order_relaxed));
   first_.store(added.get(), std::memory_order_release);
   return &added.release()->made.packed;
@@ -138,5 +169,7 @@ graph::Binding* binding_of(const graph::Invocation& invocation, int operand) {
 }
 
 int64_t packed_weight_bytes() { return packed_bytes; }
+
+bool has_room_to_pack(int64_t bytes) { return Room::may_be_found(bytes, bytes); }
 
 }  // namespace hetero::ops

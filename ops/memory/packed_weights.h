@@ -2,10 +2,11 @@
 //
 // The packed forms of a storage's weights are derived data of its binding (graph/ir/binding.h),
 // which drops them when the bytes change. Together they take at most config().packed_bytes, and at
-// most an eighth of the machine's memory. What comes in the place of a file's bytes does not count:
-// the weights of a loaded program leave the process's memory when they are packed, and are read
-// again where somebody wants them. A weight is worth packing once it was used kUsesBeforePacking
-// times unchanged; programs with bound addresses, whose weights do not change, pack in advance.
+// most an eighth of the machine's memory. What comes in the place of a file's bytes does not count
+// for these, but is at most half of the machine's: the weights of a loaded program leave the
+// process's memory when they are packed, and are read again where somebody wants them. A weight is
+// worth packing once it was used kUsesBeforePacking times unchanged; programs with bound addresses,
+// whose weights do not change, pack in advance.
 //
 // Thread safety: any thread. Executors of one model share what is packed, and run at once: they
 // find it without a lock.
@@ -57,7 +58,7 @@ class PackedWeights final : public graph::Derived {
   // Those of an operand's storage; null where nothing can keep them.
   static PackedWeights* of_operand(const graph::Invocation& invocation, int operand);
 
-  // Whether the operand's storage has some, and its bytes are known to stay.
+  // Whether note_that_bytes_stay() was said of the operand's storage.
   static bool stay(const graph::Invocation& invocation, int operand);
 
   // The weight in that form, made now if it was not before; undefined where it has none. Null where
@@ -76,7 +77,10 @@ class PackedWeights final : public graph::Derived {
   void note_use() {
     if (!worth_packing()) uses_.fetch_add(1, std::memory_order_relaxed);
   }
-  void note_that_bytes_stay() { uses_ = kUsesBeforePacking; }
+  void note_that_bytes_stay() {
+    stay_.store(true, std::memory_order_relaxed);
+    uses_ = kUsesBeforePacking;
+  }
   void forget_uses() { uses_ = 0; }
   bool was_used(int times) const { return uses_.load(std::memory_order_relaxed) >= times; }
   bool worth_packing() const { return was_used(kUsesBeforePacking); }
@@ -86,16 +90,18 @@ class PackedWeights final : public graph::Derived {
     PackedKey key;
     Made made;
     int64_t charged;              // bytes of the limit
+    int64_t replaced;             // bytes at the key's address in the place of which it came
     std::unique_ptr<Entry> next;  // older
   };
   const Entry* find(const PackedKey& key) const;
-  bool has_form_at(const void* address) const;
+  bool has_replaced(const void* bytes, int64_t count) const;
   void drop_outdated(const PackedKey& key);
   static void give_back(const Entry& entry);
   static int64_t next_serial();
 
   const bool mapped_;  // graph::Binding::mapped
   const int64_t serial_ = next_serial();
+  std::atomic<bool> stay_{false};
   std::atomic<int> uses_{0};            // since the bytes last changed
   std::mutex mutex_;                    // of who packs
   std::atomic<Entry*> first_{nullptr};  // what is there neither moves nor changes
@@ -106,5 +112,7 @@ graph::Binding* binding_of(const graph::Invocation& invocation, int operand);
 
 // Of all weights that are packed now.
 int64_t packed_weight_bytes();
+// Whether there would be room for so many more beside them.
+bool has_room_to_pack(int64_t bytes);
 
 }  // namespace hetero::ops

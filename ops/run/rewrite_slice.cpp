@@ -161,7 +161,7 @@ class NormFolder {
     if (packed != nullptr && packed->has_one_of_several()) return true;
     const graph::Window& window = window_of(filter);
     const int64_t bytes = promised_ + window.last_byte - window.first_byte;
-    if (packed_weight_bytes() + bytes > config().packed_bytes.load(std::memory_order_relaxed)) return false;
+    if (!has_room_to_pack(bytes)) return false;
     promised_ = bytes;
     return true;
   }

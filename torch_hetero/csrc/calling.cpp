@@ -55,11 +55,10 @@ class Structure {
         leaves.push_back(py::reinterpret_borrow<py::object>(nested));
         return true;
       case Kind::kDictionary:
-        if (!PyDict_Check(at) || static_cast<size_t>(PyDict_Size(at)) != keys_.size()) return false;
+        if (!PyDict_Check(at) || py::len(nested) != keys_.size()) return false;
         for (size_t i = 0; i < keys_.size(); ++i) {
-          PyObject* const value = PyDict_GetItemWithError(at, keys_[i].ptr());
-          if (value == nullptr && PyErr_Occurred() != nullptr) throw py::error_already_set();
-          if (value == nullptr || !children_[i].flatten(value, leaves)) return false;
+          // Of a class of its own, as it finds them.
+          if (!nested.contains(keys_[i]) || !children_[i].flatten(nested[keys_[i]], leaves)) return false;
         }
         return true;
       default:
@@ -167,8 +166,8 @@ class Caller {
     for (const Leaf& leaf : made_) outputs_.push_back(leaf.is_tensor ? py::cast<size_t>(leaf.value) : 0);
   }
 
-  // Runs the program if all is as in the example, and tensors are of the class itself and on the
-  // CPU with bytes that are their values; NotImplemented otherwise.
+  // Runs the program if all is as in the example, and tensors are of PyTorch's own classes and on
+  // the CPU with bytes that are their values; NotImplemented otherwise.
   py::object operator()(const py::tuple& args, const py::dict& kwargs) {
     const py::object other = py::reinterpret_borrow<py::object>(Py_NotImplemented);
     std::vector<py::object> leaves;

@@ -115,6 +115,19 @@ def test_a_tensor_of_another_class_gives_what_a_plain_one_gives() -> None:
     assert_same(program(x, scale=2)[0], x * 2)
 
 
+def test_a_dictionary_of_another_class_gives_what_it_finds() -> None:
+    class Doubling(dict):
+        def __getitem__(self, key: str) -> torch.Tensor:
+            return super().__getitem__(key) * 2
+
+    x = torch.randn(2, 3)
+    program = torch.hetero.compile(lambda inputs: inputs["x"] + 1, ({"x": x},))
+    assert_same(program(Doubling(x=x)), x * 2 + 1)
+    assert_same(program(collections.OrderedDict(x=x)), x + 1)
+    with pytest.raises(ValueError, match="nested otherwise"):
+        program(Doubling(y=x))
+
+
 @pytest.mark.parametrize("device", ["cpu", "hetero"])
 def test_conjugate_and_negative_views_are_taken_by_their_values(device: str) -> None:
     x = torch.randn(6, dtype=torch.complex64)
