@@ -266,7 +266,7 @@ struct FewCall {
     if (!FewRows::fits(stack, layer)) return;
     few.emplace(stack, layer);
     packed = few->pack();
-    results = few->make_results();
+    if (packed != nullptr) results = few->make_results();
   }
   bool is_ready() const { return packed != nullptr; }
 
@@ -281,9 +281,9 @@ struct FewCall {
 // Each layer on a thread of its own. False, and nothing is done, where that is not faster or one of
 // them is no such layer.
 bool run_side_by_side(const graph::Invocation* calls, size_t count) {
+  Isolated isolated;
   const auto threads = backend::thread_count();
   if (threads == 1 || std::cmp_less(count, threads)) return false;
-  Isolated isolated;
   const at::AutoGradMode no_workspace(false);
   std::array<std::optional<FewCall>, graph::kMaxBatch> ready;  // which end in the reverse order
   for (size_t i = 0; i < count; ++i) {

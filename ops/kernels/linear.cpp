@@ -36,11 +36,10 @@ using backend::Matvec;
 constexpr int64_t kSmallestWeight = 16 << 10;
 // With fewer, packing the weight takes longer than multiplying it.
 constexpr int64_t kFewestRowsToPack = 64;
-// How much faster a product has to be for the memory of a packed weight. Where what follows can run
-// on its rows, it may be a little slower.
-constexpr double kWorthPacking = 1.05, kWorthLeading = 0.95;
-// Nothing can follow MKL's product: a pass over its result takes as long as so many terms of its
-// sums.
+// How much faster a product has to be for the memory of a packed weight.
+constexpr double kWorthPacking = 1.05;
+// What comes next can run on rows of some products as they are made. Behind others, it is a pass
+// over the result, which takes as long as so many terms of a product's sums.
 constexpr double kTermsOfPass = 32;
 // A product is measured so often beforehand where the machine is too busy; then the guess stays.
 constexpr int kMostTries = 3;
@@ -353,15 +352,14 @@ LinearChoice try_packing(const graph::Invocation& invocation, const Product& pro
   const Measured measured = Sample(invocation, product, values).measure(candidates);
   if (measured.repeated || guesses) {
     choice.sure = choice.sure && measured.repeated;
-    const auto leads = [&](size_t i) { return product.shape.leads && candidates[i] != Implementation::kPackedBlas; };
     const auto with_pass = [&](size_t i) {
-      const bool has_pass = product.shape.leads && !leads(i);
+      const bool leads = needs_packing(candidates[i]) && candidates[i] != Implementation::kPackedBlas;
+      const bool has_pass = product.shape.leads && !leads;
       return measured.seconds[i] * (has_pass ? 1 + kTermsOfPass / static_cast<double>(product.call.k) : 1);
     };
     size_t best = 1;
     for (size_t i = 2; i < candidates.size(); ++i) best = with_pass(i) < with_pass(best) ? i : best;
-    const double worth = leads(best) ? kWorthLeading : kWorthPacking;
-    choice.packed = measured.seconds[best] < measured.seconds[0] / worth ? candidates[best] : Implementation::kStock;
+    choice.packed = with_pass(best) < with_pass(0) / kWorthPacking ? candidates[best] : Implementation::kStock;
   }
   return choice;
 }

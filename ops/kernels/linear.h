@@ -5,9 +5,9 @@
 // k). Such a product has several implementations (linear_choice.h). The fastest depends on shape,
 // dtype and machine. The first call of a shape measures those that need only the operands. Once a
 // weight has been used kUsesBeforePacking times unchanged, those that pack it are measured too.
-// Packing takes memory, at most config().packed_bytes, so it must gain more than 5 %, unless what
-// comes next can run on the product's rows then. Programs with bound addresses, whose weights do
-// not change, do all that in advance (prepare_linear); their small products of few rows are ours
+// Packing takes memory, at most config().packed_bytes, so it must gain more than 5 %, with what
+// comes next where that can run on the product's rows. Programs with bound addresses, whose weights
+// do not change, do all that in advance (prepare_linear); their small products of few rows are ours
 // without measuring. A lookup takes no lock.
 //
 // The gradient of a weight is such a product too. Its x is transposed, which all implementations

@@ -15,7 +15,7 @@ namespace {
 std::atomic<int64_t> packed_bytes;
 std::atomic<int64_t> charged_bytes;  // of these, what counts for the limit
 
-// Of the machine, or of the control group that the process is in.
+// Of the machine, or of the container that the process is in.
 int64_t machine_bytes() {
   static const int64_t bytes = [] {
     int64_t least = sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
@@ -148,15 +148,15 @@ const at::Tensor* PackedWeights::find_or_make(const PackedKey& key, int64_t byte
   const std::lock_guard lock(mutex_);
   if (const Entry* entry = find(key)) return &entry->made.packed;
   if (is_of_several) drop_outdated(key);
-  int64_t replaced = replaced_now();
+  const int64_t replaced = replaced_now();
   Room room(bytes, charge(bytes, replaced));
   if (!room.found()) return nullptr;
   auto added = std::make_unique<Entry>(Entry{key, make(), 0, 0, nullptr});
   const bool has_form = added->made.packed.defined();
   if (!has_form) added->made.bytes = 0;
-  // Whatever was replaced before, packing has read it again.
-  const bool dropped = mapped_ && plain > 0 && backend::drop_pages(key.address, static_cast<size_t>(plain));
-  if (has_form && dropped) added->replaced = replaced;
+  // What was replaced before, packing has read again.
+  const bool drops = mapped_ && plain > 0 && (has_form || has_replaced(key.address, plain));
+  if (drops && backend::drop_pages(key.address, static_cast<size_t>(plain)) && has_form) added->replaced = replaced;
   added->charged = charge(added->made.bytes, added->replaced);
   room.keep(added->made.bytes, added->charged);
   added->next.reset(first_.load(std::memory_order_relaxed));

@@ -57,8 +57,14 @@ class Structure {
       case Kind::kDictionary:
         if (!PyDict_Check(at) || py::len(nested) != keys_.size()) return false;
         for (size_t i = 0; i < keys_.size(); ++i) {
-          // Of a class of its own, as it finds them.
-          if (!nested.contains(keys_[i]) || !children_[i].flatten(nested[keys_[i]], leaves)) return false;
+          py::object value;
+          if (PyDict_CheckExact(at)) {
+            value = py::reinterpret_borrow<py::object>(PyDict_GetItemWithError(at, keys_[i].ptr()));
+            if (!value && PyErr_Occurred() != nullptr) throw py::error_already_set();
+          } else if (nested.contains(keys_[i])) {
+            value = nested[keys_[i]];  // as a class of its own finds it
+          }
+          if (!value || !children_[i].flatten(value, leaves)) return false;
         }
         return true;
       default:
