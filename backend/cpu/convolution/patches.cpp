@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <vector>
 
 #include "backend/base/parallel.h"
@@ -115,6 +116,13 @@ void find_pixels(const ConvolutionGeometry& g, int64_t pixel_bytes, const std::b
       }
     }
   }
+}
+
+// Nothing where a follower could not run on them.
+std::optional<Blocks> blocks_to_follow(const Matvec& call) {
+  if (call.x_columns || call.y_stride != call.n) return std::nullopt;
+  const Blocks blocks(call, call.k * element_bytes(call.element), true);
+  return blocks.shared ? std::optional(blocks) : std::nullopt;
 }
 
 }  // namespace
@@ -281,15 +289,13 @@ bool spread_pixels(const PixelSpread& spread, const void* input, const Matvec& c
   return follower != nullptr;
 }
 
-bool may_be_followed(const Matvec& call) {
-  return !call.x_columns && call.y_stride == call.n && Blocks(call, call.k * element_bytes(call.element), true).shared;
-}
+bool may_be_followed(const Matvec& call) { return blocks_to_follow(call).has_value(); }
 
 bool multiply_followed(const Matvec& call, FunctionRef<void(const Matvec&)> multiply, const Follower& follower) {
-  if (!may_be_followed(call) || !follower.fits(call.n)) return false;
-  const int64_t item = element_bytes(call.element), row_bytes = call.x_stride * item;
-  const Blocks blocks(call, call.k * item, true);
-  blocks.run([&](int64_t first, int64_t count) {
+  const std::optional<Blocks> blocks = blocks_to_follow(call);
+  if (!blocks || !follower.fits(call.n)) return false;
+  const int64_t row_bytes = call.x_stride * element_bytes(call.element);
+  blocks->run([&](int64_t first, int64_t count) {
     Matvec part = call;
     part.m = count;
     part.x = static_cast<const std::byte*>(call.x) + first * row_bytes;
