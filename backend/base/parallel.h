@@ -1,12 +1,12 @@
-// parallel_for: how backend/ and graph/ use several cores.
+// parallel_for and run_at_once: how backend/ and graph/ use several cores.
 //
 // The process has one thread pool, PyTorch's. ops/ connects it here when it is loaded. Without a
 // connection, as in the torch-free tests, everything runs on the calling thread.
 //
 //   parallel_for(0, rows, 64, [&](int64_t begin, int64_t end) { scale(data, begin, end); });
 //
-// Thread safety: any thread may call parallel_for and thread_count. The setters may be called at
-// any time; running calls finish as they began.
+// Thread safety: any thread may call parallel_for, run_at_once and thread_count. The setters may be
+// called at any time; running calls finish as they began.
 
 #pragma once
 
@@ -25,6 +25,8 @@ struct ParallelPool {
   // possible, some of them on one thread after the other, and returns when all are done.
   void (*run)(int64_t begin, int64_t end, int64_t grain, RangeFunction body);
   int64_t (*thread_count)();
+  // What run_at_once does. Null in a pool that cannot.
+  void (*run_at_once)(int64_t members, RangeFunction body) = nullptr;
 };
 
 namespace parallel_detail {
@@ -54,6 +56,18 @@ inline void parallel_for(int64_t begin, int64_t end, int64_t grain, RangeFunctio
     body(begin, end);
   } else {
     pool->run(begin, end, grain, body);
+  }
+}
+
+// Calls body(begin, end) on disjoint ranges that cover [0, members), all at the same time: a body
+// may wait until the others have come as far (barrier.h). There may be fewer ranges than members.
+inline void run_at_once(int64_t members, RangeFunction body) {
+  if (members <= 0) return;
+  const ParallelPool* pool = parallel_detail::pool.load(std::memory_order_acquire);
+  if (members == 1 || pool == nullptr || pool->run_at_once == nullptr) {
+    body(0, members);
+  } else {
+    pool->run_at_once(members, body);
   }
 }
 

@@ -56,7 +56,7 @@ const char* to_string(SyncReason reason);
   X(kTileProduct, "products on the tile unit")                    \
   X(kPackedBlasProduct, "products with a weight that MKL packed") \
   X(kQuantizedProduct, "products with a quantized weight")        \
-  X(kPackedLstm, "LSTM layers with packed weights")               \
+  X(kPackedRecurrent, "recurrent layers with packed weights")     \
   X(kConvolution, "convolutions as products over all images")     \
   X(kPackedConvolution, "convolutions with a packed weight")      \
   X(kDepthwise, "depthwise convolutions")                         \

@@ -1,5 +1,6 @@
 #include "ops/settings/parallel.h"
 
+#include <ATen/Config.h>
 #include <ATen/Parallel.h>
 #include <c10/core/AutogradState.h>
 #include <dlfcn.h>
@@ -51,10 +52,19 @@ void run_in_pieces(int64_t begin, int64_t end, int64_t grain, backend::RangeFunc
   at::parallel_for(0, threads, 1, [&](int64_t share, int64_t) { pieces.work(share, body); });
 }
 
+// ATen's OpenMP gives each thread one range. Its other pools may run one after the other.
+void run_each_at_once([[maybe_unused]] int64_t members, backend::RangeFunction body) {
+#if AT_PARALLEL_OPENMP
+  at::parallel_for(0, members, 1, [&](int64_t begin, int64_t end) { body(begin, end); });
+#else
+  body(0, members);
+#endif
+}
+
 }  // namespace
 
 void connect_thread_pool() {
-  static const backend::ParallelPool pool{run_in_pieces, threads_here};
+  static const backend::ParallelPool pool{run_in_pieces, threads_here, run_each_at_once};
   backend::set_parallel_pool(&pool);
   backend::set_worker_start_hook([] { is_worker = true; });
   backend::set_thread_count_hook(use_threads_here);

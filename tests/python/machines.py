@@ -131,6 +131,7 @@ CPU_ALONE = {
     "test_batch_norm.py::test_kernels_of_norms": "counts kernels of the CPU",
     "test_followers.py::test_an_activation": "counts kernels of the CPU",
     "test_packed_lstm.py": "counts layers of the CPU that keep packed weights",
+    "test_recurrent_layers.py": "counts layers of the CPU that keep packed weights",
     "test_images.py::test_convolutions_have_packed": "counts convolutions of the CPU that keep packed weights",
     "test_images.py::test_depthwise_convolutions": "counts convolutions of the CPU that keep packed weights",
     "test_images.py::test_signals_of_which": "looks at a layout that only fused programs on the CPU have",

@@ -1,10 +1,13 @@
 #include "backend/base/parallel.h"
 
+#include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "backend/base/barrier.h"
 #include "tests/catch/catch.h"
 
 namespace hetero::backend {
@@ -50,6 +53,64 @@ TEST_CASE("a connected pool gets the work that is larger than a grain") {
   set_parallel_pool(nullptr);
   REQUIRE(thread_count() == 1);
   REQUIRE(ranges_of(0, 10, 4) == Ranges{{0, 10}});
+}
+
+// A thread for each member, or for two.
+template <int64_t kEach>
+void run_on_threads(int64_t members, RangeFunction body) {
+  std::vector<std::thread> threads;
+  for (int64_t i = 0; i < members; i += kEach) {
+    threads.emplace_back([&, i] { body(i, std::min(members, i + kEach)); });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST_CASE("members of a barrier are in one step at a time") {
+  constexpr int64_t kMembers = 5, kSteps = 3000;
+  for (const auto run : {&run_on_threads<1>, &run_on_threads<2>, static_cast<decltype(&run_on_threads<1>)>(nullptr)}) {
+    const ParallelPool pool = {kTwoHalves.run, kTwoHalves.thread_count, run};
+    set_parallel_pool(&pool);
+    std::vector<int64_t> done(kMembers);  // written by one member each, and read by all
+    std::atomic<int64_t> wrong = 0;
+    Barrier barrier(kMembers);
+    run_at_once(kMembers, [&](int64_t begin, int64_t end) {
+      for (int64_t step = 1; step <= kSteps; ++step) {
+        for (int64_t member = begin; member < end; ++member) done[static_cast<size_t>(member)] = step;
+        bool all = barrier.wait(end - begin);
+        for (const int64_t its : done) all = all && its == step;
+        if (!barrier.wait(end - begin) || !all) ++wrong;
+      }
+    });
+    set_parallel_pool(nullptr);
+    REQUIRE(wrong == 0);
+    REQUIRE(done == std::vector<int64_t>(kMembers, kSteps));
+  }
+}
+
+TEST_CASE("nobody waits for a member that gave up") {
+  const ParallelPool pool = {kTwoHalves.run, kTwoHalves.thread_count, &run_on_threads<1>};
+  set_parallel_pool(&pool);
+  Barrier barrier(4);
+  std::atomic<int> stopped = 0;
+  run_at_once(4, [&](int64_t member, int64_t) {
+    if (!barrier.wait(1)) return;
+    if (member == 2) return barrier.give_up();
+    while (barrier.wait(1)) {
+    }
+    ++stopped;
+  });
+  set_parallel_pool(nullptr);
+  REQUIRE(stopped == 3);
+}
+
+TEST_CASE("run_at_once calls nothing for no members, and one member on the calling thread") {
+  const ParallelPool pool = {kTwoHalves.run, kTwoHalves.thread_count, &run_on_threads<1>};
+  set_parallel_pool(&pool);
+  std::vector<std::thread::id> ids;
+  for (const int64_t members : {0, 1})
+    run_at_once(members, [&](int64_t, int64_t) { ids.push_back(std::this_thread::get_id()); });
+  set_parallel_pool(nullptr);
+  REQUIRE(ids == std::vector{std::this_thread::get_id()});
 }
 
 }  // namespace

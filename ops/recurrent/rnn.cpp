@@ -11,14 +11,16 @@
 // 3. stacks: layers of one or two directions, with dropout between them;
 // 4. the LSTM stack of oneDNN layers, and when the CPU takes it;
 // 5. one oneDNN layer as a node;
-// 6. the operators, on the PrivateUse1 and the AutogradPrivateUse1 key.
+// 6. one direction of another layer as a node, in inference;
+// 7. the operators, on the PrivateUse1 and the AutogradPrivateUse1 key.
 //
-// 1-4 call differentiable operators only. The formulas, including which operations are in place,
-// are those of ATen/native/RNN.cpp and ATen/native/mkldnn/RNN.cpp (torch 2.11): the order of the
-// calls decides the order in which autograd sums gradients.
+// 1-4 call differentiable operators only, but for the node of 6. The formulas, including which
+// operations are in place, are those of ATen/native/RNN.cpp and ATen/native/mkldnn/RNN.cpp (torch
+// 2.11): the order of the calls decides the order in which autograd sums gradients.
 
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/RNN.h>
 #include <ATen/ops/cat.h>
@@ -33,6 +35,7 @@
 #include <ATen/ops/tanh.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -42,7 +45,11 @@
 #include <tuple>
 #include <vector>
 
+#include "backend/cpu/kernels/panel_gemm.h"
+#include "backend/registry/registry.h"
 #include "ops/kernels/blas.h"
+#include "ops/recurrent/steps.h"
+#include "ops/settings/config.h"
 #include "ops/shapes/meta.h"
 
 namespace hetero::ops {
@@ -55,7 +62,7 @@ using LstmOutputs = std::tuple<Tensor, Tensor, Tensor>;
 using Layer = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 using LayerGradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
-constexpr int64_t kLstm = 2;  // ideep::rnn_kind::LSTM
+constexpr auto kLstm = static_cast<int64_t>(Cell::kLstm);
 
 // Biases are undefined in a layer without them, the projection in all but LSTMs with proj_size.
 struct Weights {
@@ -81,12 +88,12 @@ struct State {
   }
 };
 
-// A packed sequence has the sizes of its steps; a padded one is [time, batch, feature].
+// A packed sequence has the sizes of its steps, and a padded one, [time, batch, feature], has none.
 struct Sequence {
   Tensor data;
-  Tensor batch_sizes;
+  at::IntArrayRef batch_sizes;
 
-  bool packed() const { return batch_sizes.defined(); }
+  bool packed() const { return !batch_sizes.empty(); }
 };
 
 // ---- 1. steps
@@ -120,6 +127,20 @@ State gru_step(const Tensor& hidden_gates, const Tensor& input_gates, const Stat
   const Tensor update = of_hidden[1].add_(of_input[1]).sigmoid_();
   const Tensor fresh = of_input[2].add(of_hidden[2].mul_(reset)).tanh_();
   return {(before.hidden - fresh).mul_(update).add_(fresh), {}};
+}
+
+Step step_of(Cell cell) {
+  switch (cell) {
+    case Cell::kRelu:
+      return relu_step;
+    case Cell::kTanh:
+      return tanh_step;
+    case Cell::kLstm:
+      return lstm_step;
+    case Cell::kGru:
+      return gru_step;
+  }
+  return nullptr;
 }
 
 // ---- 2. directions
@@ -195,12 +216,21 @@ Run run_packed_reversed(Step step, const Tensor& gates, at::IntArrayRef batch_si
   return {at::cat(outputs, 0), state};
 }
 
-Run run_direction(Step step, const Sequence& input, const State& initial, const Weights& weights, bool reverse) {
+Run run_steps(Cell cell, const Sequence& input, const State& initial, const Weights& weights, bool reverse) {
+  const Step step = step_of(cell);
   if (!input.packed()) return run_padded(step, input.data, initial, weights, reverse);
-  const at::IntArrayRef batch_sizes(input.batch_sizes.const_data_ptr<int64_t>(), input.batch_sizes.numel());
   const Tensor gates = weights.of_input(input.data);
-  return reverse ? run_packed_reversed(step, gates, batch_sizes, initial, weights)
-                 : run_packed(step, gates, batch_sizes, initial, weights);
+  return reverse ? run_packed_reversed(step, gates, input.batch_sizes, initial, weights)
+                 : run_packed(step, gates, input.batch_sizes, initial, weights);
+}
+
+// 6.
+bool is_node(Cell cell, const Sequence& input, const State& initial, const Weights& weights);
+Run record_node(Cell cell, const Sequence& input, const State& initial, const Weights& weights, bool reverse);
+
+Run run_direction(Cell cell, const Sequence& input, const State& initial, const Weights& weights, bool reverse) {
+  return is_node(cell, input, initial, weights) ? record_node(cell, input, initial, weights, reverse)
+                                                : run_steps(cell, input, initial, weights, reverse);
 }
 
 // ---- 3. stacks
@@ -239,7 +269,7 @@ struct StackRun {
   std::vector<State> last;  // as the initial states: layer by layer, direction by direction
 };
 
-StackRun run_stack(Step step, Sequence sequence, const std::vector<State>& initial, const std::vector<Weights>& weights,
+StackRun run_stack(Cell cell, Sequence sequence, const std::vector<State>& initial, const std::vector<Weights>& weights,
                    const Options& options) {
   const size_t directions = options.directions();
   TORCH_CHECK(initial.size() % directions == 0 && weights.size() % directions == 0,
@@ -253,7 +283,7 @@ StackRun run_stack(Step step, Sequence sequence, const std::vector<State>& initi
     std::vector<Tensor> outputs;
     for (size_t direction = 0; direction < directions; ++direction) {
       const size_t i = last.size();
-      Run run = run_direction(step, sequence, initial[i], weights[i], direction == 1);
+      Run run = run_direction(cell, sequence, initial[i], weights[i], direction == 1);
       outputs.push_back(std::move(run.output));
       last.push_back(std::move(run.last));
     }
@@ -263,12 +293,12 @@ StackRun run_stack(Step step, Sequence sequence, const std::vector<State>& initi
   return {std::move(sequence.data), std::move(last)};
 }
 
-Outputs run_simple(Step step, const Sequence& sequence, const Tensor& hx, at::TensorList params,
+Outputs run_simple(Cell cell, const Sequence& sequence, const Tensor& hx, at::TensorList params,
                    const Options& options) {
   const auto weights = gather_weights(params, options.has_biases, false);
   std::vector<State> initial;
   for (Tensor& hidden : hx.unbind(0)) initial.push_back({std::move(hidden), {}});
-  const StackRun run = run_stack(step, sequence, initial, weights, options);
+  const StackRun run = run_stack(cell, sequence, initial, weights, options);
   std::vector<Tensor> hidden;
   for (const State& state : run.last) hidden.push_back(state.hidden);
   return {run.output, at::stack(hidden, 0)};
@@ -285,7 +315,7 @@ LstmOutputs run_lstm(const Sequence& sequence, at::TensorList hx, at::TensorList
               " and ", hidden.size());
   std::vector<State> initial;
   for (size_t i = 0; i < hidden.size(); ++i) initial.push_back({hidden[i], cell[i]});
-  const StackRun run = run_stack(lstm_step, sequence, initial, weights, options);
+  const StackRun run = run_stack(Cell::kLstm, sequence, initial, weights, options);
   std::vector<Tensor> last_hidden, last_cell;
   for (const State& state : run.last) {
     last_hidden.push_back(state.hidden);
@@ -454,7 +484,106 @@ LayerGradients record_layer_backward(const Tensor& input, const Tensor& weight0,
                  workspace);
 }
 
-// ---- 6. operators
+// ---- 6. other layers as nodes
+
+// In inference, one direction of a layer is one node where its steps may be ours
+// (layer_kernel.h): recorded step by step, each would be a product and a kernel of its own. The
+// stock kernel has the steps above.
+
+using NodeResults = std::tuple<Tensor, Tensor, Tensor>;  // the last of an LSTM only
+
+// Whether sizes are those of a layer.
+bool fit(Cell cell, const Sequence& input, const State& initial, const Weights& weights) {
+  const Tensor& hidden = initial.hidden;
+  if (input.data.dim() != (input.packed() ? 2 : 3) || hidden.dim() != 2) return false;
+  const int64_t rows = hidden.size(0), units = hidden.size(1), gates = static_cast<int64_t>(gate_count(cell)) * units;
+  if (input.packed()) {
+    int64_t sum = 0, most = rows;
+    for (const int64_t batch : input.batch_sizes) {
+      if (batch <= 0 || batch > most) return false;
+      most = batch;
+      sum += batch;
+    }
+    if (input.batch_sizes.front() != rows || sum != input.data.size(0)) return false;
+  } else if (input.data.size(1) != rows) {
+    return false;
+  }
+  const auto is = [](const Tensor& tensor, at::IntArrayRef sizes) { return tensor.sizes() == sizes; };
+  const auto is_bias = [&](const Tensor& bias) { return !bias.defined() || is(bias, {gates}); };
+  return is(weights.input, {gates, input.data.size(-1)}) && is(weights.hidden, {gates, units}) &&
+         is_bias(weights.input_bias) && is_bias(weights.hidden_bias) &&
+         weights.input_bias.defined() == weights.hidden_bias.defined() && !weights.projection.defined() &&
+         initial.cell.defined() == (cell == Cell::kLstm) && (cell != Cell::kLstm || is(initial.cell, {rows, units}));
+}
+
+// Keys of tensors that stand for others, which may need gradients.
+constexpr c10::DispatchKeySet kWrapped({c10::DispatchKey::Python, c10::DispatchKey::FuncTorchGradWrapper,
+                                        c10::DispatchKey::FuncTorchBatched});
+
+bool is_node(Cell cell, const Sequence& input, const State& initial, const Weights& weights) {
+  const auto is_plain = [](const Tensor& tensor) {
+    if (!tensor.defined()) return true;
+    return tensor.is_privateuseone() && tensor.scalar_type() == at::kFloat &&
+           !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() && !tensor.key_set().has_any(kWrapped) &&
+           tensor.numel() != 0 && !(at::GradMode::is_enabled() && tensor.requires_grad()) &&
+           !tensor._fw_grad(0).defined();
+  };
+  return is_plain(input.data) && is_plain(initial.hidden) && is_plain(initial.cell) && is_plain(weights.input) &&
+         is_plain(weights.hidden) && is_plain(weights.input_bias) && is_plain(weights.hidden_bias) &&
+         fit(cell, input, initial, weights) && last_bits_may_vary() && backend::has_panels() &&
+         backend::accelerator() == nullptr &&  // which can run steps, but not a layer
+         !at::autocast::is_autocast_enabled(at::kPrivateUse1) && !c10::impl::TorchDispatchModeTLS::any_modes_set();
+}
+
+// A node's arguments.
+struct NodeArguments {
+  NodeArguments(const Tensor& input, const Tensor& weight0, const Tensor& weight1, const std::optional<Tensor>& weight2,
+                const std::optional<Tensor>& weight3, const Tensor& hx, const std::optional<Tensor>& cx,
+                at::IntArrayRef batch_sizes, int64_t mode)
+      : cell(static_cast<Cell>(mode)),
+        sequence{input, batch_sizes},
+        initial{hx, cx.value_or(Tensor())},
+        weights{weight0, weight1, weight2.value_or(Tensor()), weight3.value_or(Tensor()), {}} {
+    TORCH_CHECK(mode >= 0 && mode <= static_cast<int64_t>(Cell::kGru) && input.numel() != 0 &&
+                    fit(cell, sequence, initial, weights),
+                "hetero: the weights and states of a recurrent layer do not fit its input");
+  }
+
+  Cell cell;
+  Sequence sequence;
+  State initial;
+  Weights weights;
+};
+
+NodeResults node(const Tensor& input, const Tensor& weight0, const Tensor& weight1,
+                 const std::optional<Tensor>& weight2, const std::optional<Tensor>& weight3, const Tensor& hx,
+                 const std::optional<Tensor>& cx, bool reverse, at::IntArrayRef batch_sizes, int64_t mode) {
+  const NodeArguments a(input, weight0, weight1, weight2, weight3, hx, cx, batch_sizes, mode);
+  Run run = run_steps(a.cell, a.sequence, a.initial, a.weights, reverse);
+  return {std::move(run.output), std::move(run.last.hidden), std::move(run.last.cell)};
+}
+
+NodeResults node_meta(const Tensor& input, const Tensor& weight0, const Tensor& weight1,
+                      const std::optional<Tensor>& weight2, const std::optional<Tensor>& weight3, const Tensor& hx,
+                      const std::optional<Tensor>& cx, bool, at::IntArrayRef batch_sizes, int64_t mode) {
+  const NodeArguments a(input, weight0, weight1, weight2, weight3, hx, cx, batch_sizes, mode);
+  std::vector<int64_t> sizes = input.sizes().vec();
+  sizes.back() = hx.size(1);
+  const auto state = [&] { return at::empty(hx.sizes(), hx.options()); };
+  return {at::empty(sizes, input.options()), state(), a.cell == Cell::kLstm ? state() : Tensor()};
+}
+
+Run record_node(Cell cell, const Sequence& input, const State& initial, const Weights& weights, bool reverse) {
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("hetero::rnn_layer", "").typed<decltype(node)>();
+  const auto optional = [](const Tensor& tensor) { return tensor.defined() ? std::optional(tensor) : std::nullopt; };
+  auto [output, hidden, state] =
+      op.call(input.data, weights.input, weights.hidden, optional(weights.input_bias), optional(weights.hidden_bias),
+              initial.hidden, optional(initial.cell), reverse, input.batch_sizes, static_cast<int64_t>(cell));
+  return {std::move(output), {std::move(hidden), std::move(state)}};
+}
+
+// ---- 7. operators
 
 LstmOutputs lstm(const Tensor& input, at::TensorList hx, at::TensorList params, bool has_biases, int64_t num_layers,
                  double dropout, bool train, bool bidirectional, bool batch_first) {
@@ -467,26 +596,33 @@ LstmOutputs lstm(const Tensor& input, at::TensorList hx, at::TensorList params, 
   return outputs;
 }
 
+at::IntArrayRef sizes_of_steps(const Tensor& batch_sizes) {
+  TORCH_CHECK(batch_sizes.numel() > 0, "Expected sequence length to be larger than 0 in RNN");
+  return {batch_sizes.const_data_ptr<int64_t>(), static_cast<size_t>(batch_sizes.numel())};
+}
+
 LstmOutputs packed_lstm(const Tensor& data, const Tensor& batch_sizes, at::TensorList hx, at::TensorList params,
                         bool has_biases, int64_t num_layers, double dropout, bool train, bool bidirectional) {
   TORCH_CHECK(hx.size() == 2, "lstm expects two hidden states");
-  return run_lstm({data, batch_sizes.cpu()}, hx, params, {has_biases, num_layers, dropout, train, bidirectional});
+  const Tensor sizes = batch_sizes.cpu();
+  return run_lstm({data, sizes_of_steps(sizes)}, hx, params, {has_biases, num_layers, dropout, train, bidirectional});
 }
 
-template <Step step>
+template <Cell cell>
 Outputs padded(const Tensor& input, const Tensor& hx, at::TensorList params, bool has_biases, int64_t num_layers,
                double dropout, bool train, bool bidirectional, bool batch_first) {
   at::native::check_attributes(input, params, hx);
-  Outputs outputs = run_simple(step, {batch_first ? input.transpose(0, 1) : input, {}}, hx, params,
+  Outputs outputs = run_simple(cell, {batch_first ? input.transpose(0, 1) : input, {}}, hx, params,
                                {has_biases, num_layers, dropout, train, bidirectional});
   if (batch_first) std::get<0>(outputs).transpose_(0, 1);
   return outputs;
 }
 
-template <Step step>
+template <Cell cell>
 Outputs packed(const Tensor& data, const Tensor& batch_sizes, const Tensor& hx, at::TensorList params, bool has_biases,
                int64_t num_layers, double dropout, bool train, bool bidirectional) {
-  return run_simple(step, {data, batch_sizes.cpu()}, hx, params,
+  const Tensor sizes = batch_sizes.cpu();
+  return run_simple(cell, {data, sizes_of_steps(sizes)}, hx, params,
                     {has_biases, num_layers, dropout, train, bidirectional});
 }
 
@@ -538,12 +674,12 @@ Tensor gru_cell(const Tensor& input, const Tensor& hx, const Tensor& w_ih, const
 void register_composites(torch::Library& library) {
   library.impl("lstm.input", TORCH_FN(lstm));
   library.impl("lstm.data", TORCH_FN(packed_lstm));
-  library.impl("gru.input", TORCH_FN(padded<gru_step>));
-  library.impl("gru.data", TORCH_FN(packed<gru_step>));
-  library.impl("rnn_tanh.input", TORCH_FN(padded<tanh_step>));
-  library.impl("rnn_tanh.data", TORCH_FN(packed<tanh_step>));
-  library.impl("rnn_relu.input", TORCH_FN(padded<relu_step>));
-  library.impl("rnn_relu.data", TORCH_FN(packed<relu_step>));
+  library.impl("gru.input", TORCH_FN(padded<Cell::kGru>));
+  library.impl("gru.data", TORCH_FN(packed<Cell::kGru>));
+  library.impl("rnn_tanh.input", TORCH_FN(padded<Cell::kTanh>));
+  library.impl("rnn_tanh.data", TORCH_FN(packed<Cell::kTanh>));
+  library.impl("rnn_relu.input", TORCH_FN(padded<Cell::kRelu>));
+  library.impl("rnn_relu.data", TORCH_FN(packed<Cell::kRelu>));
   library.impl("lstm_cell", TORCH_FN(lstm_cell));
   library.impl("gru_cell", TORCH_FN(gru_cell));
 }
@@ -558,6 +694,10 @@ TORCH_LIBRARY_FRAGMENT(hetero, library) {
       "bidirectional, "
       "bool batch_first, bool train, bool keeps_workspace) -> (Tensor, Tensor, Tensor, Tensor)");
   library.def(
+      "rnn_layer(Tensor input, Tensor weight0, Tensor weight1, Tensor? weight2, Tensor? weight3, Tensor hx, Tensor? "
+      "cx, "
+      "bool reverse, int[] batch_sizes, int mode) -> (Tensor, Tensor, Tensor)");
+  library.def(
       "lstm_layer_backward(Tensor input, Tensor weight0, Tensor weight1, Tensor weight2, Tensor weight3, Tensor hx, "
       "Tensor cx, Tensor output, Tensor hy, Tensor cy, Tensor? grad_output, Tensor? grad_hy, Tensor? grad_cy, "
       "bool reverse, int mode, int hidden_size, int num_layers, bool has_biases, bool train, bool bidirectional, "
@@ -566,11 +706,13 @@ TORCH_LIBRARY_FRAGMENT(hetero, library) {
 }
 
 TORCH_LIBRARY_IMPL(hetero, CPU, library) {
+  library.impl("rnn_layer", TORCH_FN(node));
   library.impl("lstm_layer", TORCH_FN(layer));
   library.impl("lstm_layer_backward", TORCH_FN(at::mkldnn_rnn_layer_backward));
 }
 
 TORCH_LIBRARY_IMPL(hetero, Meta, library) {
+  library.impl("rnn_layer", TORCH_FN(node_meta));
   library.impl("lstm_layer", TORCH_FN(layer_meta));
   library.impl("lstm_layer_backward", TORCH_FN(layer_backward_meta));
 }
