@@ -218,12 +218,14 @@ class Product {
       const int64_t steps = std::min(part_steps_, steps_ - step);
       const bool ends = step + steps == steps_;
       const int64_t before = step / piece_steps_ * kernel_rows_;
-      for (int64_t i = 0; i < parts.count; ++i) {
-        const int64_t row = parts.begin(i);
+      const auto multiply_parts = [&](int64_t begin, int64_t end) {  // which have as many rows each
+        if (begin == end) return;
+        const int64_t row = parts.begin(begin);
         float* const here = sums == nullptr ? nullptr : sums + row * kernels_.width;
         PanelPart part{.x = nullptr,
                        .x_stride = x_stride_,
-                       .rows = parts.begin(i + 1) - row,
+                       .rows = parts.begin(begin + 1) - row,
+                       .parts = end - begin,
                        .w = w + step * step_bytes,
                        .steps = steps,
                        .from = step == 0 ? nullptr : here,
@@ -233,14 +235,17 @@ class Product {
                        .y_stride = call.y_stride,
                        .count = outputs};
         if (pieces != nullptr) {
-          part.pieces = pieces + i * of_part + before;
+          part.pieces = pieces + begin * of_part + before;
+          part.pieces_of_part = of_part;
           part.piece_steps = piece_steps_;
           part.piece_offset = call.piece_offset;
         } else {
           part.x = x + row * x_stride_ + step * kernels_.terms * x_item_;
         }
         multiply(part);
-      }
+      };
+      multiply_parts(0, parts.longer);
+      multiply_parts(parts.longer, parts.count);
       step += steps;
     } while (step < steps_);
   }

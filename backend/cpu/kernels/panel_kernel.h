@@ -9,7 +9,7 @@
 // vectors and `rows` numbers for 2 * rows multiplications, and the sums stay in registers.
 //
 // Rows of x may lie in pieces, each of which is anywhere (RowPieces). Where a panel has no more
-// outputs than one vector, the other one is left out then.
+// outputs than one vector, the other one is left out.
 //
 // A format F of steps has X (a number of x as the kernel reads it), Stored (the element of w and
 // y), V (its vector of floats), load<i>(w, low, high), which reads what the i-th number of a step
@@ -26,22 +26,24 @@
 
 namespace hetero::backend {
 
-// A product of some rows with a panel.
+// Products of some rows with a panel, and of as many rows behind them, `parts` times.
 struct PanelPart {
   const void* x = nullptr;
   int64_t x_stride = 0;  // bytes
   int64_t rows = 0;      // at most those of the kernel
+  int64_t parts = 1;
   const void* w = nullptr;
   int64_t steps = 0;
-  const float* from = nullptr;  // sums so far, [rows, width], or null
+  const float* from = nullptr;  // sums so far, [parts * rows, width], or null
   float* to = nullptr;          // where sums go, or null: they go to y
   const float* bias = nullptr;  // `width` floats that sums begin with where `from` is null, or null
   void* y = nullptr;
   int64_t y_stride = 0;  // elements
   int64_t count = 0;     // outputs, at most the width
   // In place of x, for multiply_pieces: of each piece the addresses in all rows, piece_rows of them
-  // from piece to piece. `steps` is a multiple of piece_steps.
+  // from piece to piece, and pieces_of_part from part to part. `steps` is a multiple of piece_steps.
   const void* const* pieces = nullptr;
+  int64_t pieces_of_part = 0;
   int64_t piece_steps = 0;
   int64_t piece_offset = 0;  // bytes, added to each
 };
@@ -65,10 +67,10 @@ const PanelKernels& panel_kernels_avx2(int element);
 const PanelKernels& panel_kernels_avx512(int element);
 const PanelKernels& panel_kernels_bfloat16();
 
-// R rows, and the first kVectors vectors of a panel. Rows are in pieces, kPieceRows addresses of
-// each, or for 0 in x.
-template <typename F, int R, int kVectors = 2, int kPieceRows = 0>
-[[gnu::noinline]] void multiply_panel(const PanelPart& part) {
+// Part i, of R rows, and the first kVectors vectors of a panel. Rows are in pieces, kPieceRows
+// addresses of each, or for 0 in x.
+template <typename F, int R, int kVectors, int kPieceRows>
+[[gnu::always_inline]] inline void multiply_part(const PanelPart& part, int64_t i) {
   using V = typename F::V;
   using X = typename F::X;
   using Stored = typename F::Stored;
@@ -79,7 +81,7 @@ template <typename F, int R, int kVectors = 2, int kPieceRows = 0>
   V sums[R][2];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
-    const float* const start = part.from != nullptr ? part.from + r * kWidth : part.bias;
+    const float* const start = part.from != nullptr ? part.from + (i * R + r) * kWidth : part.bias;
     sums[r][0] = start != nullptr ? V::load(start) : V::zero();
     sums[r][1] = start != nullptr && kVectors > 1 ? V::load(start + V::kWidth) : V::zero();
   }
@@ -99,7 +101,7 @@ template <typename F, int R, int kVectors = 2, int kPieceRows = 0>
     }
   };
   if constexpr (kPieceRows > 0) {
-    const void* const* pieces = part.pieces;
+    const void* const* pieces = part.pieces + i * part.pieces_of_part;
     const auto bytes = part.piece_steps * static_cast<int64_t>(F::kNumbers * sizeof(X));
     for (int64_t left = part.steps; left > 0; left -= part.piece_steps, pieces += kPieceRows) {
 #pragma GCC unroll 16
@@ -112,50 +114,47 @@ template <typename F, int R, int kVectors = 2, int kPieceRows = 0>
     }
   } else {
 #pragma GCC unroll 16
-    for (int i = 0; i < kPointers; ++i) x[i] = static_cast<const char*>(part.x) + 3 * i * part.x_stride;
+    for (int p = 0; p < kPointers; ++p) x[p] = static_cast<const char*>(part.x) + (i * R + 3 * p) * part.x_stride;
     for (int64_t step = 0; step < part.steps; ++step) {
       multiply.template operator()<0>(0);
       if constexpr (F::kNumbers == 2) multiply.template operator()<1>(0);
       w += kWidth * F::kTerms;
 #pragma GCC unroll 16
-      for (int i = 0; i < kPointers; ++i) x[i] += F::kNumbers * sizeof(X);
+      for (int p = 0; p < kPointers; ++p) x[p] += F::kNumbers * sizeof(X);
     }
   }
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
     if (part.to != nullptr) {
-      sums[r][0].store(part.to + r * kWidth);
-      sums[r][1].store(part.to + r * kWidth + V::kWidth);
+      sums[r][0].store(part.to + (i * R + r) * kWidth);
+      sums[r][1].store(part.to + (i * R + r) * kWidth + V::kWidth);
       continue;
     }
-    Stored* const y = static_cast<Stored*>(part.y) + r * part.y_stride;
+    Stored* const y = static_cast<Stored*>(part.y) + (i * R + r) * part.y_stride;
     if (part.count == kWidth) {
       F::narrow(sums[r][0], sums[r][1], y);
     } else {
       Stored whole[kWidth];
       F::narrow(sums[r][0], sums[r][1], whole);
-      int64_t i = 0;
-      for (; i + 4 <= part.count; i += 4) __builtin_memcpy(y + i, whole + i, 4 * sizeof(Stored));
-      for (; i < part.count; ++i) y[i] = whole[i];
+      int64_t output = 0;
+      for (; output + 4 <= part.count; output += 4) __builtin_memcpy(y + output, whole + output, 4 * sizeof(Stored));
+      for (; output < part.count; ++output) y[output] = whole[output];
     }
   }
 }
 
-template <typename F, int R>
-void multiply_rows(const PanelPart& part) {
-  if constexpr (R > 1) {
-    if (part.rows < R) return multiply_rows<F, R - 1>(part);
-  }
-  multiply_panel<F, R>(part);
+template <typename F, int R, int kVectors, int kPieceRows>
+[[gnu::noinline]] void multiply_panel(const PanelPart& part) {
+  for (int64_t i = 0; i < part.parts; ++i) multiply_part<F, R, kVectors, kPieceRows>(part, i);
 }
 
-template <typename F, int R, int kMost>
-void multiply_rows_of_pieces(const PanelPart& part) {
+template <typename F, int R, int kPieceRows>
+void multiply_rows(const PanelPart& part) {
   if constexpr (R > 1) {
-    if (part.rows < R) return multiply_rows_of_pieces<F, R - 1, kMost>(part);
+    if (part.rows < R) return multiply_rows<F, R - 1, kPieceRows>(part);
   }
-  if (part.count <= F::V::kWidth) return multiply_panel<F, R, 1, kMost>(part);
-  multiply_panel<F, R, 2, kMost>(part);
+  if (part.count <= F::V::kWidth) return multiply_panel<F, R, 1, kPieceRows>(part);
+  multiply_panel<F, R, 2, kPieceRows>(part);
 }
 
 template <typename V>
@@ -177,9 +176,9 @@ constexpr PanelKernels make_panel_kernels() {
           2 * F::V::kWidth,
           F::kTerms,
           kFloats,
-          &multiply_rows<F, R>,
+          &multiply_rows<F, R, 0>,
           kPieceRows,
-          &multiply_rows_of_pieces<F, kPieceRows, kPieceRows>,
+          &multiply_rows<F, kPieceRows, kPieceRows>,
           pack};
 }
 

@@ -50,6 +50,7 @@ LAYERS = {
     "embedding_bag": lambda: (nn.EmbeddingBag(20, 6, mode="mean"), torch.randint(20, (5, 7))),
     "largest embedding": lambda: (nn.EmbeddingBag(20, 6, mode="max"), torch.randint(20, (5, 7))),
     "lstm": lambda: (nn.LSTM(4, 5), torch.randn(3, 2, 4)),
+    "gru": lambda: (nn.GRU(4, 5), torch.randn(3, 2, 4)),
     "convolution": lambda: (nn.Conv2d(3, 4, 3, stride=2, padding=1), torch.randn(2, 3, 9, 9)),
     "batch_norm": lambda: (nn.BatchNorm2d(3), torch.randn(2, 3, 4, 4)),
     "batch_norm in training": lambda: (nn.BatchNorm2d(3).train(), torch.randn(2, 3, 4, 4)),

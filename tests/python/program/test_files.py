@@ -121,7 +121,7 @@ def test_layers_are_loaded_though_their_meta_kernels_describe_others(name: str, 
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["embedding_bag", "lstm", "convolution", "batch_norm"])
+@pytest.mark.parametrize("name", ["embedding_bag", "lstm", "gru", "convolution", "batch_norm"])
 def test_damaged_attributes_of_layers_are_refused_or_make_another_program(name: str, tmp_path: Path) -> None:
     model, x = LAYERS[name]()
     path = tmp_path / "m.hetero"
