@@ -4,6 +4,7 @@
 #include <span>
 
 #include "backend/cpu/convolution/convolution.h"
+#include "backend/cpu/convolution/patches.h"
 #include "ops/kernels/own_kernel.h"
 #include "ops/record/call.h"
 
@@ -211,7 +212,10 @@ bool recognize_convolution(const graph::Invocation& invocation, bool with_norm, 
     const bool by_pixels = is_by_pixels(input) && is_by_pixels(output);
     const bool depthwise = weight.sizes()[1] == 1 && geometry.outputs == geometry.channels;
     call.has_patches = by_pixels && call.settings.groups == 1;
-    call.has_addresses = by_pixels && !depthwise;
+    const bool few = call.settings.groups == 1 && geometry.channels <= backend::kMostFewChannels;
+    call.has_addresses = !depthwise && (by_pixels || few);
+    call.input_planes = !is_by_pixels(input);
+    call.output_planes = !is_by_pixels(output);
     call.is_product = call.has_patches && geometry.pointwise();
     if (of_floats && call.settings.groups == 1 && all_row_major(invocation) && backend::convolution_fits(geometry)) {
       call.ours = ConvolutionImplementation::kUnfolded;

@@ -39,7 +39,9 @@ struct ConvolutionCall {
   ConvolutionImplementation ours = ConvolutionImplementation::kStock;
   bool has_patches = false;    // backend/cpu/convolution/patches.h
   bool has_addresses = false;  // the same, of groups as well: convolve_direct
-  bool is_product = false;     // of the pixels, with the channels of each together, by the weight
+  // Of these: what has the pixels of each channel together.
+  bool input_planes = false, output_planes = false;
+  bool is_product = false;  // of the pixels, with the channels of each together, by the weight
   // Transposed, where each pixel makes a patch of its own (patches.h: spread_pixels).
   bool spreads = false;
   int input = -1, weight = -1, bias = -1, grad_output = -1;

@@ -249,7 +249,8 @@ bool can_convolve_by_filter(Implementation implementation, const ConvolutionCall
     case Implementation::kTiles:
       return call.has_patches && can_multiply_packed(product_by(implementation), product_of(call));
     case Implementation::kDirect:
-      return call.has_addresses && backend::fits_direct(call.shape.geometry, call.settings.groups, call.shape.element);
+      return call.has_addresses &&
+             backend::fits_direct(call.shape.geometry, call.settings.groups, call.shape.element, call.input_planes);
     default:
       return false;
   }
@@ -352,6 +353,8 @@ at::Tensor convolve_by_filter(Implementation implementation, const ConvolutionCa
                                                       .groups = call.settings.groups,
                                                       .element = call.shape.element,
                                                       .input = input.const_data_ptr(),
+                                                      .input_planes = call.input_planes,
+                                                      .output_planes = call.output_planes,
                                                       .packed = filter.const_data_ptr(),
                                                       .bias = bias ? bias->const_data_ptr() : nullptr,
                                                       .output = output.mutable_data_ptr()},

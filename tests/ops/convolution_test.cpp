@@ -262,6 +262,34 @@ TEST_F(ConvolutionTest, ProductsOfPatchesComputeWhatTheCpuComputes) {
   EXPECT_EQ(linear_counts().packed_bytes, 0);
 }
 
+TEST_F(ConvolutionTest, FewChannelsInEitherLayoutComputeWhatTheCpuComputes) {
+  const auto runs = [] { return convolution_counts().runs[static_cast<int>(Implementation::kDirect)]; };
+  for (const Case& c : {
+           Case{.input = {2, 1, 28, 30}, .weight = {12, 1, 3, 3}, .padding = {1, 1}},
+           Case{.input = {1, 3, 40, 40}, .weight = {20, 3, 7, 7}, .stride = {2, 2}, .padding = {3, 3}},
+           Case{.input = {2, 3, 32, 32}, .weight = {16, 3, 8, 8}, .stride = {8, 8}},
+           Case{.input = {2, 8, 9, 9}, .weight = {5, 8, 3, 3}, .padding = {4, 4}, .dilation = {3, 1}},
+           Case{.input = {2, 1, 400}, .weight = {24, 1, 10}, .stride = {5}, .padding = {0}, .dilation = {1}},
+       }) {
+    for (const bool last : {false, true}) {
+      SCOPED_TRACE(c10::str(c.input, " ", c.weight, last ? " last" : ""));
+      if (last && c.input.size() == 3) continue;
+      const at::Tensor w = numbers(c.weight, 2), bias = numbers({c.weight[0]}, 3);
+      at::Tensor x = numbers(c.input, 1);
+      if (last) x = x.contiguous(at::MemoryFormat::ChannelsLast);
+      const at::Tensor x_there = settled(on_device(x)), w_there = settled(on_device(w)),
+                       bias_there = settled(on_device(bias));
+      force_convolution_implementation(Implementation::kDirect);
+      for (int i = 0; i < kUsesBeforePacking; ++i) settled(c.forward(x_there, w_there, bias_there));
+      const int64_t before = runs();
+      EXPECT_TRUE(near_truth(c.forward(x_there, w_there, bias_there), forward_in_double(c, x, w, bias)));
+      EXPECT_TRUE(near_truth(c.forward(x_there, w_there, std::nullopt), forward_in_double(c, x, w, std::nullopt)));
+      EXPECT_EQ(runs() - before, backend::has_panels() ? 2 : 0);
+      force_convolution_implementation(std::nullopt);
+    }
+  }
+}
+
 TEST_F(ConvolutionTest, AWeightMayHaveGroupsInSeveralWays) {
   force_convolution_implementation(Implementation::kDirect);
   const at::Tensor w = numbers({24, 4, 3, 3}, 2), w_there = settled(on_device(w));

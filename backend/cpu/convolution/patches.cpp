@@ -9,6 +9,7 @@
 #include "backend/base/rounding.h"
 #include "backend/cpu/kernels/panel_gemm.h"
 #include "backend/cpu/vector/scratch.h"
+#include "backend/cpu/vector/strided_copy.h"
 
 namespace hetero::backend {
 namespace {
@@ -83,28 +84,38 @@ void multiply_block(Matvec part, int64_t first, FunctionRef<void(const Matvec&)>
   make_rows(part.y, part.y_stride, part.element, first, part.m, make, follower);
 }
 
-// The image, and the pixel that the kernel's first point meets at a position of all images; it may
-// be outside.
+// Positions of all images one after the other: the image, and the pixel that the kernel's first
+// point meets, which may be outside.
 struct Corner {
-  int64_t image, top, left;
-};
-struct Corners {
-  const ConvolutionGeometry& g;
-  const int64_t width = g.out_width(), positions = g.positions();
-
-  Corner at(int64_t row) const {
-    const int64_t position = row % positions;
-    return {row / positions, position / width * g.stride_y - g.padding_y, position % width * g.stride_x - g.padding_x};
+  Corner(const ConvolutionGeometry& geometry, int64_t row)
+      : g(geometry), out_width(g.out_width()), out_height(g.out_height()) {
+    const int64_t position = row % (out_height * out_width);
+    image = row / (out_height * out_width);
+    y = position / out_width;
+    x = position % out_width;
   }
+  int64_t top() const { return y * g.stride_y - g.padding_y; }
+  int64_t left() const { return x * g.stride_x - g.padding_x; }
+  void next() {
+    if (++x < out_width) return;
+    x = 0;
+    if (++y < out_height) return;
+    y = 0;
+    ++image;
+  }
+
+  const ConvolutionGeometry& g;
+  const int64_t out_width, out_height;
+  int64_t image, y, x;  // of the output
 };
 
 // As RowPieces::find, for positions [first, first + count): the pixels that the kernel meets, or
 // `zeros` outside the images.
 void find_pixels(const ConvolutionGeometry& g, int64_t pixel_bytes, const std::byte* input, const void* zeros,
                  int64_t first, int64_t count, int64_t stride, const void** to) {
-  const Corners corners{g};
-  for (int64_t r = 0; r < count; ++r) {
-    const auto [image, top, left] = corners.at(first + r);
+  Corner corner(g, first);
+  for (int64_t r = 0; r < count; ++r, corner.next()) {
+    const int64_t image = corner.image, top = corner.top(), left = corner.left();
     const void** at = to + r;
     for (int64_t ky = 0; ky < g.kernel_height; ++ky) {
       const int64_t y = top + ky * g.dilation_y;
@@ -115,6 +126,125 @@ void find_pixels(const ConvolutionGeometry& g, int64_t pixel_bytes, const std::b
         *at = is_row && x >= 0 && x < g.width ? line + x * pixel_bytes : zeros;
       }
     }
+  }
+}
+
+// ---- direct convolutions of few channels
+
+// The images with zeros around them, as far as the kernel meets them.
+struct Padded {
+  explicit Padded(const ConvolutionGeometry& g)
+      : height((g.out_height() - 1) * g.stride_y + g.dilation_y * (g.kernel_height - 1) + 1),
+        width((g.out_width() - 1) * g.stride_x + g.kernel_width) {}
+  int64_t height, width;
+};
+
+constexpr int64_t kMostFloats = 16 << 20;
+constexpr int64_t kElementsPerThread = 16 << 10;
+constexpr int64_t kTurnedBytes = 16 << 10;
+
+// Whether pieces are rows of the kernel, of padded images. REQUIRES: has_panels(set).
+bool reads_lines(const ConvolutionGeometry& g, int64_t groups, Element element, InstructionSet set) {
+  const Padded padded(g);
+  const double floats = static_cast<double>(g.images) * static_cast<double>(padded.height) *
+                        static_cast<double>(padded.width) * static_cast<double>(g.channels);
+  return groups == 1 && g.channels <= kMostFewChannels && g.dilation_x == 1 &&
+         g.kernel_width * g.channels % panel_pieces(element, set).terms == 0 && floats <= kMostFloats;
+}
+// Whether they may be pixels.
+bool reads_pixels(const ConvolutionGeometry& g, int64_t groups, Element element, InstructionSet set) {
+  const PanelPieces pieces = panel_pieces(element, set);
+  return g.channels / groups % pieces.terms == 0 &&
+         (!pieces.floats || g.images * g.pixels() * g.channels <= kMostFloats);
+}
+
+Scratch& images_memory() {
+  static thread_local Scratch memory;
+  return memory;
+}
+
+const std::byte* widen_images(const DirectConvolution& call, InstructionSet set) {
+  const int64_t count = call.geometry.images * call.geometry.pixels() * call.geometry.channels;
+  float* const made = images_memory().get<float>(count);
+  parallel_for(0, count, kElementsPerThread, [&](int64_t begin, int64_t end) {
+    widen(call.element, element_at(call.input, begin, call.element), end - begin, made + begin, set);
+  });
+  return reinterpret_cast<const std::byte*>(made);
+}
+
+// [images, height, width, channels] of the padded images, in floats or in the call's element.
+const std::byte* pad_images(const DirectConvolution& call, bool as_floats, InstructionSet set) {
+  const ConvolutionGeometry& g = call.geometry;
+  const Padded padded(g);
+  const int64_t item = element_bytes(call.element);
+  const int64_t pixel_bytes = g.channels * (as_floats ? static_cast<int64_t>(sizeof(float)) : item);
+  const int64_t line_bytes = padded.width * pixel_bytes, left = std::min(g.padding_x, padded.width);
+  const int64_t pixels = std::min(g.width, padded.width - left), right = left + pixels;
+  std::byte* const made = images_memory().get(g.images * padded.height * line_bytes);
+  const auto put_pixels = [&](int64_t image, int64_t y, std::byte* to) {
+    static thread_local Scratch memory;
+    const bool widens = as_floats && call.element != Element::kFloat32;
+    const std::byte* from = element_at(call.input, (image * g.height + y) * g.width * g.channels, call.element);
+    if (call.input_planes) {
+      from = element_at(call.input, (image * g.channels * g.height + y) * g.width, call.element);
+      std::byte* const together = widens ? memory.get(pixels * g.channels * item) : to;
+      gather_tile(together, reinterpret_cast<const char*>(from), pixels, item, g.channels, g.pixels() * item,
+                  static_cast<int>(item));
+      from = together;
+    }
+    if (widens) {
+      widen(call.element, from, pixels * g.channels, reinterpret_cast<float*>(to), set);
+    } else if (!call.input_planes) {
+      std::memcpy(to, from, static_cast<size_t>(pixels * pixel_bytes));
+    }
+  };
+  const int64_t grain = std::max<int64_t>(1, kElementsPerThread / (padded.width * g.channels));
+  parallel_for(0, g.images * padded.height, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t y = i % padded.height - g.padding_y;
+      std::byte* const to = made + i * line_bytes;
+      if (y < 0 || y >= g.height) {
+        std::memset(to, 0, static_cast<size_t>(line_bytes));
+        continue;
+      }
+      std::memset(to, 0, static_cast<size_t>(left * pixel_bytes));
+      put_pixels(i / padded.height, y, to + left * pixel_bytes);
+      std::memset(to + right * pixel_bytes, 0, static_cast<size_t>((padded.width - right) * pixel_bytes));
+    }
+  });
+  return made;
+}
+
+// As RowPieces::find, for positions [first, first + count): the rows of the kernel in padded
+// images.
+void find_lines(const ConvolutionGeometry& g, int64_t pixel_bytes, const std::byte* images, int64_t first,
+                int64_t count, int64_t stride, const void** to) {
+  const Padded padded(g);
+  const int64_t line_bytes = padded.width * pixel_bytes;
+  Corner corner(g, first);
+  for (int64_t r = 0; r < count; ++r, corner.next()) {
+    const std::byte* line = images + (corner.image * padded.height + corner.y * g.stride_y) * line_bytes +
+                            corner.x * g.stride_x * pixel_bytes;
+    for (int64_t ky = 0; ky < g.kernel_height; ++ky, line += g.dilation_y * line_bytes) to[ky * stride + r] = line;
+  }
+}
+
+// Positions [first, first + count) of [images, positions, outputs] to [images, outputs, positions].
+void put_planes(const ConvolutionGeometry& g, int64_t item, const std::byte* rows, int64_t first, int64_t count,
+                std::byte* output) {
+  // Rows that a first-level cache holds, while planes are written one after the other.
+  const int64_t together = std::max<int64_t>(16, kTurnedBytes / (g.outputs * item)), positions = g.positions();
+  while (count > 0) {
+    const int64_t image = first / positions, position = first % positions;
+    const int64_t part = std::min({count, together, positions - position});
+    std::byte* to = output + (image * g.outputs * positions + position) * item;
+    for (int64_t n = 0; n < g.outputs; ++n, to += positions * item) {
+      gather_tile(to, reinterpret_cast<const char*>(rows) + n * item, 1, 0, part, g.outputs * item,
+                  static_cast<int>(item));
+    }
+    rows += part * g.outputs * item;
+    first += part;
+    count -= part;
   }
 }
 
@@ -130,10 +260,10 @@ std::optional<Blocks> blocks_to_follow(const Matvec& call) {
 void gather_patches(const ConvolutionGeometry& g, int64_t element_bytes, const void* input, int64_t first,
                     int64_t count, void* rows, int64_t row_bytes) {
   const int64_t pixel = g.channels * element_bytes, line = g.kernel_width * pixel;
-  const Corners corners{g};
-  for (int64_t row = first; row < first + count; ++row) {
+  Corner corner(g, first);
+  for (int64_t row = first; row < first + count; ++row, corner.next()) {
     auto* to = static_cast<std::byte*>(rows) + (row - first) * row_bytes;
-    const auto [image, top, left] = corners.at(row);
+    const int64_t image = corner.image, top = corner.top(), left = corner.left();
     for (int64_t ky = 0; ky < g.kernel_height; ++ky, to += line) {
       const int64_t y = top + ky * g.dilation_y;
       if (y < 0 || y >= g.height) {
@@ -193,35 +323,26 @@ bool convolve_patches(const ConvolutionGeometry& g, const void* input, const Mat
   return follower != nullptr;
 }
 
-bool fits_direct(const ConvolutionGeometry& g, int64_t groups, Element element, InstructionSet set) {
-  constexpr int64_t kMostFloats = 16 << 20;
+bool fits_direct(const ConvolutionGeometry& g, int64_t groups, Element element, bool input_planes, InstructionSet set) {
   if (!has_panels(set)) return false;
-  const PanelPieces pieces = panel_pieces(element, set);
-  return g.channels / groups % pieces.terms == 0 &&
-         (!pieces.floats || g.images * g.pixels() * g.channels <= kMostFloats);
+  return reads_lines(g, groups, element, set) || (!input_planes && reads_pixels(g, groups, element, set));
 }
 
 bool convolve_direct(const DirectConvolution& call, const Follower* follower, InstructionSet set) {
-  static thread_local Scratch floats, zeros_memory;
-  constexpr int64_t kElementsPerThread = 16 << 10;
+  static thread_local Scratch zeros_memory;
   const ConvolutionGeometry& g = call.geometry;
   const int64_t item = element_bytes(call.element), rows = g.images * g.positions();
   const int64_t channels = g.channels / call.groups, outputs = g.outputs / call.groups;
   const int64_t k = g.kernel() * channels, packed_bytes = panel_weight_bytes(call.element, outputs, k, set);
   const bool as_floats = panel_pieces(call.element, set).floats;
   const int64_t x_item = as_floats ? static_cast<int64_t>(sizeof(float)) : item, pixel_bytes = g.channels * x_item;
+  const bool lines = reads_lines(g, call.groups, call.element, set);
   // Of the image, and addresses.
   const int64_t row_bytes = pixel_bytes * std::min(g.stride_y, g.height) * std::min(g.stride_x, g.width) +
                             g.kernel() * static_cast<int64_t>(sizeof(void*));
-  const auto* input = static_cast<const std::byte*>(call.input);
-  if (as_floats) {
-    const int64_t count = g.images * g.pixels() * g.channels;
-    float* const made = floats.get<float>(count);
-    parallel_for(0, count, kElementsPerThread, [&](int64_t begin, int64_t end) {
-      widen(call.element, element_at(call.input, begin, call.element), end - begin, made + begin, set);
-    });
-    input = reinterpret_cast<const std::byte*>(made);
-  }
+  const std::byte* const input = lines       ? pad_images(call, as_floats, set)
+                                 : as_floats ? widen_images(call, set)
+                                             : static_cast<const std::byte*>(call.input);
   std::byte* const zeros = zeros_memory.get(pixel_bytes);
   std::memset(zeros, 0, static_cast<size_t>(pixel_bytes));
 
@@ -229,9 +350,16 @@ bool convolve_direct(const DirectConvolution& call, const Follower* follower, In
   const auto multiply = [&](int64_t first, int64_t count, void* to) {
     static thread_local std::vector<Matvec> calls;
     const auto find = [&](int64_t begin, int64_t part, int64_t stride, const void** addresses) {
-      find_pixels(g, pixel_bytes, input, zeros, first + begin, part, stride, addresses);
+      if (lines) {
+        find_lines(g, pixel_bytes, input, first + begin, part, stride, addresses);
+      } else {
+        find_pixels(g, pixel_bytes, input, zeros, first + begin, part, stride, addresses);
+      }
     };
-    const RowPieces pieces{.size = channels, .row_bytes = row_bytes, .floats = as_floats, .find = find};
+    const RowPieces pieces{.size = lines ? g.kernel_width * channels : channels,
+                           .row_bytes = row_bytes,
+                           .floats = as_floats,
+                           .find = find};
     calls.resize(static_cast<size_t>(call.groups));
     for (int64_t i = 0; i < call.groups; ++i) {
       calls[static_cast<size_t>(i)] = {
@@ -248,17 +376,26 @@ bool convolve_direct(const DirectConvolution& call, const Follower* follower, In
     }
     panel_gemm(calls, set);
   };
-  if (follower != nullptr && !follower->fits(g.outputs)) follower = nullptr;
+  if (follower != nullptr && (call.output_planes || !follower->fits(g.outputs))) follower = nullptr;
   const Matvec all{.element = call.element, .m = rows, .n = outputs * call.groups, .k = k};
-  const Blocks blocks(all, row_bytes, follower != nullptr);
-  if (!blocks.shared) {
-    multiply(0, rows, call.output);
-    return false;
-  }
-  blocks.run([&](int64_t first, int64_t count) {
+  const Blocks blocks(all, row_bytes, follower != nullptr || call.output_planes);
+  const auto run = [&](int64_t first, int64_t count) {
+    static thread_local Scratch memory;
     const auto make = [&](void* to) { multiply(first, count, to); };
-    make_rows(call.output, g.outputs, call.element, first, count, make, follower);
-  });
+    if (call.output_planes) {
+      std::byte* const made = memory.get(count * g.outputs * item);
+      make(made);
+      put_planes(g, item, made, first, count, static_cast<std::byte*>(call.output));
+    } else {
+      make_rows(call.output, g.outputs, call.element, first, count, make, follower);
+    }
+  };
+  if (!blocks.shared) follower = nullptr;
+  if (blocks.shared) {
+    blocks.run(run);
+  } else {
+    run(0, rows);
+  }
   return follower != nullptr;
 }
 

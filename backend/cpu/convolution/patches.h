@@ -10,8 +10,9 @@
 //
 // Products by panels need no such rows either: they may read the pixels where they are, by their
 // addresses, one for each place of the kernel, or that of zeros outside the image. That works for
-// groups of channels, too, but addresses cost more than rows where there are few channels. It is
-// the indirect convolution of Dukhan (arXiv:1907.02129).
+// groups of channels, too. It is the indirect convolution of Dukhan (arXiv:1907.02129). Of few
+// channels, as of a network's first images, the images are copied, with zeros around them and the
+// channels of each pixel together, so that a row of the kernel is one piece.
 //
 // Each thread keeps its rows from call to call: up to 4 MiB, or 48 rows that take more.
 //
@@ -44,16 +45,20 @@ struct DirectConvolution {
   int64_t groups = 1;
   Element element = Element::kFloat32;
   const void* input = nullptr;  // [images, height, width, channels]
+  bool input_planes = false;    // of few channels [images, channels, height, width] instead
+  bool output_planes = false;   // [images, outputs, out_height, out_width]; nothing follows
   // For each group the weight [its outputs, kernel_height * kernel_width * its channels] as
   // pack_panel_weight makes it, one behind the other.
   const void* packed = nullptr;
   const void* bias = nullptr;  // [outputs], or null
   void* output = nullptr;      // [images, out_height, out_width, outputs]
 };
-// Whether there are panels, for pieces of so many channels, and images small enough to be made
-// floats where panels need these: 64 MiB of each calling thread then.
-bool fits_direct(const ConvolutionGeometry& geometry, int64_t groups, Element element,
+// Whether there are panels, for pieces of so many channels, and images small enough to be copied
+// where they have few channels or panels need floats: 64 MiB of each calling thread then.
+bool fits_direct(const ConvolutionGeometry& geometry, int64_t groups, Element element, bool input_planes = false,
                  InstructionSet set = instruction_set());
+// Of images that are copied, so that they may be planes.
+inline constexpr int64_t kMostFewChannels = 8;
 // Writes call.output, which does not overlap an input. Returns what convolve_patches does.
 // REQUIRES: fits_direct().
 bool convolve_direct(const DirectConvolution& call, const Follower* follower = nullptr,

@@ -41,7 +41,8 @@ struct PanelPart {
   int64_t y_stride = 0;  // elements
   int64_t count = 0;     // outputs, at most the width
   // In place of x, for multiply_pieces: of each piece the addresses in all rows, piece_rows of them
-  // from piece to piece, and pieces_of_part from part to part. `steps` is a multiple of piece_steps.
+  // from piece to piece, and pieces_of_part from part to part. `steps` is a multiple of
+  // piece_steps.
   const void* const* pieces = nullptr;
   int64_t pieces_of_part = 0;
   int64_t piece_steps = 0;

@@ -195,11 +195,27 @@ struct Grouped {
     values = widened(made, element);
     return made;
   }
-  bool run(void* output, const Follower* follower = nullptr, bool has_bias = true) {
+  // With each channel's pixels together.
+  std::vector<std::byte> input_planes() const {
+    std::vector<float> planes;
+    for (int64_t image = 0; image < g.images; ++image) {
+      for (int64_t channel = 0; channel < g.channels; ++channel) {
+        for (int64_t pixel = 0; pixel < g.pixels(); ++pixel) {
+          planes.push_back(input[static_cast<size_t>((image * g.pixels() + pixel) * g.channels + channel)]);
+        }
+      }
+    }
+    return stored(planes, element);
+  }
+  bool run(void* output, const Follower* follower = nullptr, bool has_bias = true, bool in_planes = false,
+           bool out_planes = false) {
+    const std::vector<std::byte> planes = in_planes ? input_planes() : std::vector<std::byte>();
     return convolve_direct({.geometry = g,
                             .groups = groups,
                             .element = element,
-                            .input = input_bytes.data(),
+                            .input = in_planes ? planes.data() : input_bytes.data(),
+                            .input_planes = in_planes,
+                            .output_planes = out_planes,
                             .packed = packed_memory(),
                             .bias = has_bias ? bias_bytes.data() : nullptr,
                             .output = output},
@@ -209,7 +225,7 @@ struct Grouped {
 
 void check_direct(const Geometry& g, int64_t groups, Element element, InstructionSet set) {
   INFO(text(g) << " groups " << groups << " element " << static_cast<int>(element) << ' ' << to_string(set));
-  if (!fits_direct(g, groups, element, set)) return;
+  if (!fits_direct(g, groups, element, false, set)) return;
   Grouped call(g, groups, element, set);
   const int64_t channels = g.channels / groups, outputs = g.outputs / groups, k = g.kernel() * channels;
   const int64_t m = g.images * g.positions();
@@ -232,6 +248,77 @@ void check_direct(const Geometry& g, int64_t groups, Element element, Instructio
     }
   }
   REQUIRE(different == 0);
+  // The same bits in other layouts.
+  for (const bool in_planes : {false, true}) {
+    if (!fits_direct(g, groups, element, in_planes, set)) continue;
+    for (const int64_t threads : {1, 3}) {
+      const Threads scope(threads);
+      std::vector<std::byte> planes(made.size(), std::byte{0xff});
+      call.run(planes.data(), nullptr, true, in_planes, true);
+      const std::vector<float> there = widened(planes, element);
+      different = 0;
+      for (int64_t row = 0; row < m; ++row) {
+        for (int64_t n = 0; n < g.outputs; ++n) {
+          const int64_t place = (row / g.positions() * g.outputs + n) * g.positions() + row % g.positions();
+          different += there[static_cast<size_t>(place)] != output[static_cast<size_t>(row * g.outputs + n)];
+        }
+      }
+      REQUIRE(different == 0);
+    }
+  }
+}
+
+TEST_CASE("few channels by lines of padded images") {
+  const auto set = GENERATE(InstructionSet::kAvx2, InstructionSet::kAvx512);
+  if (set > instruction_set()) return;
+  for (const Element element : {Element::kFloat32, Element::kBfloat16, Element::kFloat16}) {
+    for (const int64_t channels : {1, 2, 3, 8}) {
+      for (const int64_t kernel : {1, 3, 7}) {
+        for (const int64_t stride : {1, 2, 4}) {
+          for (const int64_t padding : {0, 3, 20}) {
+            check_direct({.images = 2,
+                          .channels = channels,
+                          .height = 9,
+                          .width = 23,
+                          .outputs = 19,
+                          .kernel_height = kernel,
+                          .kernel_width = kernel,
+                          .stride_y = stride,
+                          .stride_x = stride,
+                          .padding_y = padding / 2,
+                          .padding_x = padding,
+                          .dilation_y = kernel == 3 ? 2 : 1},
+                         1, element, set);
+          }
+        }
+      }
+      // A long signal, and images that threads share.
+      check_direct({.channels = channels, .width = 3000, .outputs = 5, .kernel_width = 10, .stride_x = 5}, 1, element,
+                   set);
+      check_direct({.channels = channels,
+                    .height = 40,
+                    .width = 50,
+                    .outputs = 33,
+                    .kernel_height = 3,
+                    .kernel_width = 3,
+                    .padding_y = 1,
+                    .padding_x = 1},
+                   1, element, set);
+    }
+  }
+}
+
+TEST_CASE("images too large to be copied are none of few channels") {
+  if (!has_panels()) return;
+  Geometry g{.channels = 3,
+             .height = int64_t{1} << 40,
+             .width = int64_t{1} << 40,
+             .outputs = 4,
+             .kernel_height = 3,
+             .kernel_width = 3,
+             .stride_y = int64_t{1} << 38,
+             .stride_x = int64_t{1} << 38};
+  REQUIRE_FALSE(fits_direct(g, 1, Element::kFloat32, true));
 }
 
 TEST_CASE("groups of channels by the addresses of pixels") {
