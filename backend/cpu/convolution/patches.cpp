@@ -139,17 +139,20 @@ struct Padded {
   int64_t height, width;
 };
 
+// Floats of an image that is copied, and of several at a time unless threads had too few rows.
 constexpr int64_t kMostFloats = 16 << 20;
+constexpr int64_t kFloatsTogether = 1 << 20;
 constexpr int64_t kElementsPerThread = 16 << 10;
 constexpr int64_t kTurnedBytes = 16 << 10;
 
 // Whether pieces are rows of the kernel, of padded images. REQUIRES: has_panels(set).
 bool reads_lines(const ConvolutionGeometry& g, int64_t groups, Element element, InstructionSet set) {
   const Padded padded(g);
-  const double floats = static_cast<double>(g.images) * static_cast<double>(padded.height) *
-                        static_cast<double>(padded.width) * static_cast<double>(g.channels);
-  return groups == 1 && g.channels <= kMostFewChannels && g.dilation_x == 1 &&
-         g.kernel_width * g.channels % panel_pieces(element, set).terms == 0 && floats <= kMostFloats;
+  const double floats =
+      static_cast<double>(padded.height) * static_cast<double>(padded.width) * static_cast<double>(g.channels);
+  return groups == 1 && g.channels <= kMostFewChannels && (g.dilation_x == 1 || g.kernel_width == 1) &&
+         g.padding_y >= 0 && g.padding_x >= 0 && g.kernel_width * g.channels % panel_pieces(element, set).terms == 0 &&
+         floats <= kMostFloats;
 }
 // Whether they may be pixels.
 bool reads_pixels(const ConvolutionGeometry& g, int64_t groups, Element element, InstructionSet set) {
@@ -158,14 +161,21 @@ bool reads_pixels(const ConvolutionGeometry& g, int64_t groups, Element element,
          (!pieces.floats || g.images * g.pixels() * g.channels <= kMostFloats);
 }
 
-Scratch& images_memory() {
-  static thread_local Scratch memory;
-  return memory;
-}
+// Memory for images: the calling thread's, if it is not much.
+class ImageMemory {
+ public:
+  std::byte* get(int64_t bytes) {
+    static thread_local Scratch kept;
+    return (bytes <= kMostBytes ? kept : own_).get(bytes);
+  }
 
-const std::byte* widen_images(const DirectConvolution& call, InstructionSet set) {
+ private:
+  Scratch own_;
+};
+
+const std::byte* widen_images(const DirectConvolution& call, InstructionSet set, ImageMemory& memory) {
   const int64_t count = call.geometry.images * call.geometry.pixels() * call.geometry.channels;
-  float* const made = images_memory().get<float>(count);
+  auto* const made = reinterpret_cast<float*>(memory.get(count * static_cast<int64_t>(sizeof(float))));
   parallel_for(0, count, kElementsPerThread, [&](int64_t begin, int64_t end) {
     widen(call.element, element_at(call.input, begin, call.element), end - begin, made + begin, set);
   });
@@ -173,21 +183,21 @@ const std::byte* widen_images(const DirectConvolution& call, InstructionSet set)
 }
 
 // [images, height, width, channels] of the padded images, in floats or in the call's element.
-const std::byte* pad_images(const DirectConvolution& call, bool as_floats, InstructionSet set) {
+const std::byte* pad_images(const DirectConvolution& call, bool as_floats, InstructionSet set, ImageMemory& memory) {
   const ConvolutionGeometry& g = call.geometry;
   const Padded padded(g);
   const int64_t item = element_bytes(call.element);
   const int64_t pixel_bytes = g.channels * (as_floats ? static_cast<int64_t>(sizeof(float)) : item);
   const int64_t line_bytes = padded.width * pixel_bytes, left = std::min(g.padding_x, padded.width);
   const int64_t pixels = std::min(g.width, padded.width - left), right = left + pixels;
-  std::byte* const made = images_memory().get(g.images * padded.height * line_bytes);
+  std::byte* const made = memory.get(g.images * padded.height * line_bytes);
   const auto put_pixels = [&](int64_t image, int64_t y, std::byte* to) {
-    static thread_local Scratch memory;
+    static thread_local Scratch line;
     const bool widens = as_floats && call.element != Element::kFloat32;
     const std::byte* from = element_at(call.input, (image * g.height + y) * g.width * g.channels, call.element);
     if (call.input_planes) {
       from = element_at(call.input, (image * g.channels * g.height + y) * g.width, call.element);
-      std::byte* const together = widens ? memory.get(pixels * g.channels * item) : to;
+      std::byte* const together = widens ? line.get(pixels * g.channels * item) : to;
       gather_tile(together, reinterpret_cast<const char*>(from), pixels, item, g.channels, g.pixels() * item,
                   static_cast<int>(item));
       from = together;
@@ -229,16 +239,17 @@ void find_lines(const ConvolutionGeometry& g, int64_t pixel_bytes, const std::by
   }
 }
 
-// Positions [first, first + count) of [images, positions, outputs] to [images, outputs, positions].
+// Positions [first, first + count) of [images, positions, outputs] to [images, outputs, positions],
+// of outputs [begin, end).
 void put_planes(const ConvolutionGeometry& g, int64_t item, const std::byte* rows, int64_t first, int64_t count,
-                std::byte* output) {
+                int64_t begin, int64_t end, std::byte* output) {
   // Rows that a first-level cache holds, while planes are written one after the other.
   const int64_t together = std::max<int64_t>(16, kTurnedBytes / (g.outputs * item)), positions = g.positions();
   while (count > 0) {
     const int64_t image = first / positions, position = first % positions;
     const int64_t part = std::min({count, together, positions - position});
-    std::byte* to = output + (image * g.outputs * positions + position) * item;
-    for (int64_t n = 0; n < g.outputs; ++n, to += positions * item) {
+    std::byte* to = output + ((image * g.outputs + begin) * positions + position) * item;
+    for (int64_t n = begin; n < end; ++n, to += positions * item) {
       gather_tile(to, reinterpret_cast<const char*>(rows) + n * item, 1, 0, part, g.outputs * item,
                   static_cast<int>(item));
     }
@@ -247,6 +258,120 @@ void put_planes(const ConvolutionGeometry& g, int64_t item, const std::byte* row
     count -= part;
   }
 }
+
+// Some images of a direct convolution.
+class DirectRun {
+ public:
+  DirectRun(const DirectConvolution& call, int64_t images, bool lines, bool follows, InstructionSet set)
+      : call_(call),
+        g_(some_images(call.geometry, images)),
+        lines_(lines),
+        as_floats_(panel_pieces(call.element, set).floats),
+        set_(set),
+        item_(element_bytes(call.element)),
+        pixel_bytes_(g_.channels * (as_floats_ ? static_cast<int64_t>(sizeof(float)) : item_)),
+        row_bytes_(pixel_bytes_ * std::min(g_.stride_y, g_.height) * std::min(g_.stride_x, g_.width) +
+                   g_.kernel() * static_cast<int64_t>(sizeof(void*))),
+        blocks_({.element = call.element,
+                 .m = g_.images * g_.positions(),
+                 .n = g_.outputs,
+                 .k = g_.kernel() * (g_.channels / call.groups)},
+                row_bytes_, follows || call.output_planes) {}
+
+  // Whether each block is one thread's.
+  bool shares_blocks() const { return blocks_.shared; }
+
+  // From an image on. REQUIRES: no follower unless it fits the rows, and shares_blocks().
+  void run(int64_t first_image, const Follower* follower) {
+    static thread_local Scratch zeros_memory;
+    DirectConvolution images = call_;
+    images.geometry = g_;
+    images.input = element_at(call_.input, first_image * g_.pixels() * g_.channels, call_.element);
+    input_ = lines_       ? pad_images(images, as_floats_, set_, memory_)
+             : as_floats_ ? widen_images(images, set_, memory_)
+                          : static_cast<const std::byte*>(images.input);
+    std::byte* const zeros = zeros_memory.get(pixel_bytes_);
+    std::memset(zeros, 0, static_cast<size_t>(pixel_bytes_));
+    zeros_ = zeros;
+    const int64_t before = first_image * g_.positions(), rows = g_.images * g_.positions();
+    if (call_.output_planes) return run_planes(before, rows);
+    const auto make = [&](int64_t first, int64_t count) {
+      make_rows(
+          call_.output, g_.outputs, call_.element, before + first, count, [&](void* to) { multiply(first, count, to); },
+          follower);
+    };
+    if (blocks_.shared) {
+      blocks_.run(make);
+    } else {
+      make(0, rows);
+    }
+  }
+
+ private:
+  static ConvolutionGeometry some_images(ConvolutionGeometry geometry, int64_t images) {
+    geometry.images = images;
+    return geometry;
+  }
+
+  void run_planes(int64_t before, int64_t rows) {
+    const auto make = [&](int64_t first, int64_t count) {
+      static thread_local Scratch memory;
+      std::byte* const made = memory.get(count * g_.outputs * item_);
+      multiply(first, count, made);
+      const int64_t grain = std::max<int64_t>(1, kElementsPerThread / count);
+      parallel_for(0, g_.outputs, grain, [&](int64_t begin, int64_t end) {
+        put_planes(g_, item_, made, before + first, count, begin, end, static_cast<std::byte*>(call_.output));
+      });
+    };
+    if (blocks_.shared) return blocks_.run(make);
+    const int64_t most = std::max(kFewestRows, kMostBytes / (g_.outputs * item_));
+    for (int64_t first = 0; first < rows; first += most) make(first, std::min(most, rows - first));
+  }
+
+  // Positions [first, first + count) of all groups, to `to`.
+  void multiply(int64_t first, int64_t count, void* to) const {
+    static thread_local std::vector<Matvec> calls;
+    const int64_t channels = g_.channels / call_.groups, outputs = g_.outputs / call_.groups;
+    const int64_t k = g_.kernel() * channels, packed_bytes = panel_weight_bytes(call_.element, outputs, k, set_);
+    const auto find = [&](int64_t begin, int64_t part, int64_t stride, const void** addresses) {
+      if (lines_) {
+        find_lines(g_, pixel_bytes_, input_, first + begin, part, stride, addresses);
+      } else {
+        find_pixels(g_, pixel_bytes_, input_, zeros_, first + begin, part, stride, addresses);
+      }
+    };
+    const RowPieces pieces{.size = lines_ ? g_.kernel_width * channels : channels,
+                           .row_bytes = row_bytes_,
+                           .floats = as_floats_,
+                           .find = find};
+    calls.resize(static_cast<size_t>(call_.groups));
+    for (int64_t i = 0; i < call_.groups; ++i) {
+      calls[static_cast<size_t>(i)] = {
+          .element = call_.element,
+          .m = count,
+          .n = outputs,
+          .k = k,
+          .pieces = &pieces,
+          .piece_offset = i * (pixel_bytes_ / call_.groups),
+          .packed = static_cast<const std::byte*>(call_.packed) + i * packed_bytes,
+          .bias = call_.bias == nullptr ? nullptr : element_at(call_.bias, i * outputs, call_.element),
+          .y = static_cast<std::byte*>(to) + i * outputs * item_,
+          .y_stride = g_.outputs};
+    }
+    panel_gemm(calls, set_);
+  }
+
+  const DirectConvolution& call_;
+  const ConvolutionGeometry g_;
+  const bool lines_, as_floats_;
+  const InstructionSet set_;
+  const int64_t item_, pixel_bytes_;
+  const int64_t row_bytes_;  // of the image, and addresses
+  const Blocks blocks_;
+  ImageMemory memory_;
+  const std::byte* input_ = nullptr;
+  const void* zeros_ = nullptr;
+};
 
 // Nothing where a follower could not run on them.
 std::optional<Blocks> blocks_to_follow(const Matvec& call) {
@@ -329,72 +454,24 @@ bool fits_direct(const ConvolutionGeometry& g, int64_t groups, Element element, 
 }
 
 bool convolve_direct(const DirectConvolution& call, const Follower* follower, InstructionSet set) {
-  static thread_local Scratch zeros_memory;
   const ConvolutionGeometry& g = call.geometry;
-  const int64_t item = element_bytes(call.element), rows = g.images * g.positions();
-  const int64_t channels = g.channels / call.groups, outputs = g.outputs / call.groups;
-  const int64_t k = g.kernel() * channels, packed_bytes = panel_weight_bytes(call.element, outputs, k, set);
-  const bool as_floats = panel_pieces(call.element, set).floats;
-  const int64_t x_item = as_floats ? static_cast<int64_t>(sizeof(float)) : item, pixel_bytes = g.channels * x_item;
   const bool lines = reads_lines(g, call.groups, call.element, set);
-  // Of the image, and addresses.
-  const int64_t row_bytes = pixel_bytes * std::min(g.stride_y, g.height) * std::min(g.stride_x, g.width) +
-                            g.kernel() * static_cast<int64_t>(sizeof(void*));
-  const std::byte* const input = lines       ? pad_images(call, as_floats, set)
-                                 : as_floats ? widen_images(call, set)
-                                             : static_cast<const std::byte*>(call.input);
-  std::byte* const zeros = zeros_memory.get(pixel_bytes);
-  std::memset(zeros, 0, static_cast<size_t>(pixel_bytes));
-
-  // Positions [first, first + count) of all groups, to `to`.
-  const auto multiply = [&](int64_t first, int64_t count, void* to) {
-    static thread_local std::vector<Matvec> calls;
-    const auto find = [&](int64_t begin, int64_t part, int64_t stride, const void** addresses) {
-      if (lines) {
-        find_lines(g, pixel_bytes, input, first + begin, part, stride, addresses);
-      } else {
-        find_pixels(g, pixel_bytes, input, zeros, first + begin, part, stride, addresses);
-      }
-    };
-    const RowPieces pieces{.size = lines ? g.kernel_width * channels : channels,
-                           .row_bytes = row_bytes,
-                           .floats = as_floats,
-                           .find = find};
-    calls.resize(static_cast<size_t>(call.groups));
-    for (int64_t i = 0; i < call.groups; ++i) {
-      calls[static_cast<size_t>(i)] = {
-          .element = call.element,
-          .m = count,
-          .n = outputs,
-          .k = k,
-          .pieces = &pieces,
-          .piece_offset = i * channels * x_item,
-          .packed = static_cast<const std::byte*>(call.packed) + i * packed_bytes,
-          .bias = call.bias == nullptr ? nullptr : element_at(call.bias, i * outputs, call.element),
-          .y = static_cast<std::byte*>(to) + i * outputs * item,
-          .y_stride = g.outputs};
-    }
-    panel_gemm(calls, set);
-  };
+  int64_t together = g.images;
+  if (lines) {
+    const Padded padded(g);
+    const int64_t floats = padded.height * padded.width * g.channels;
+    const int64_t wanted = divide_up(kBlocksPerThread * kFewestRows * thread_count(), g.positions());
+    together =
+        std::clamp<int64_t>(std::min(std::max(kFloatsTogether / floats, wanted), kMostFloats / floats), 1, g.images);
+  }
+  const int64_t parts = divide_up(g.images, together);
   if (follower != nullptr && (call.output_planes || !follower->fits(g.outputs))) follower = nullptr;
-  const Matvec all{.element = call.element, .m = rows, .n = outputs * call.groups, .k = k};
-  const Blocks blocks(all, row_bytes, follower != nullptr || call.output_planes);
-  const auto run = [&](int64_t first, int64_t count) {
-    static thread_local Scratch memory;
-    const auto make = [&](void* to) { multiply(first, count, to); };
-    if (call.output_planes) {
-      std::byte* const made = memory.get(count * g.outputs * item);
-      make(made);
-      put_planes(g, item, made, first, count, static_cast<std::byte*>(call.output));
-    } else {
-      make_rows(call.output, g.outputs, call.element, first, count, make, follower);
-    }
-  };
-  if (!blocks.shared) follower = nullptr;
-  if (blocks.shared) {
-    blocks.run(run);
-  } else {
-    run(0, rows);
+  const auto images_of = [&](int64_t part) { return g.images * (part + 1) / parts - g.images * part / parts; };
+  for (int64_t part = 0; part < parts; ++part) {
+    if (!DirectRun(call, images_of(part), lines, follower != nullptr, set).shares_blocks()) follower = nullptr;
+  }
+  for (int64_t part = 0; part < parts; ++part) {
+    DirectRun(call, images_of(part), lines, follower != nullptr, set).run(g.images * part / parts, follower);
   }
   return follower != nullptr;
 }

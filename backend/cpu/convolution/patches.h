@@ -53,8 +53,8 @@ struct DirectConvolution {
   const void* bias = nullptr;  // [outputs], or null
   void* output = nullptr;      // [images, out_height, out_width, outputs]
 };
-// Whether there are panels, for pieces of so many channels, and images small enough to be copied
-// where they have few channels or panels need floats: 64 MiB of each calling thread then.
+// Whether there are panels, for pieces of so many channels; and an image is small enough to be
+// copied where it has few channels, or all are where panels need floats: 64 MiB then.
 bool fits_direct(const ConvolutionGeometry& geometry, int64_t groups, Element element, bool input_planes = false,
                  InstructionSet set = instruction_set());
 // Of images that are copied, so that they may be planes.

@@ -308,6 +308,23 @@ TEST_CASE("few channels by lines of padded images") {
   }
 }
 
+TEST_CASE("few channels of more images than are copied together, and a weight larger than a cache") {
+  if (!has_panels()) return;
+  check_direct({.images = 5,
+                .channels = 3,
+                .height = 300,
+                .width = 310,
+                .outputs = 2,
+                .kernel_height = 3,
+                .kernel_width = 3,
+                .padding_y = 1,
+                .padding_x = 1},
+               1, Element::kFloat32, instruction_set());
+  // Results of more rows than are turned at a time.
+  check_direct({.images = 3, .channels = 1, .width = 900, .outputs = 2200, .kernel_width = 128, .stride_x = 2}, 1,
+               Element::kFloat32, instruction_set());
+}
+
 TEST_CASE("images too large to be copied are none of few channels") {
   if (!has_panels()) return;
   Geometry g{.channels = 3,
