@@ -1,7 +1,5 @@
 #include "ops/recurrent/steps.h"
 
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
 #include <array>
 #include <cassert>
@@ -340,14 +338,8 @@ void run_layers(std::span<const RecurrentLayer> layers) {
     floats += runs.emplace_back(layer, threads).floats();
     members += runs.back().members();
   }
-  at::Tensor large;
-  float* memory = nullptr;
-  if (floats <= kMostScratch) {
-    memory = scratch.get<float>(floats);
-  } else {
-    large = at::empty({floats}, at::kFloat);
-    memory = large.mutable_data_ptr<float>();
-  }
+  backend::Scratch large;
+  auto* memory = (floats <= kMostScratch ? scratch : large).get<float>(floats);
   for (LayerRun& run : runs) {
     run.use_memory(memory);
     memory += run.floats();
