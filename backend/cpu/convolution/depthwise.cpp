@@ -1,6 +1,8 @@
 // 1. Divide the outputs of all images into blocks of a row, and these over parallel_for.
-// 2. Where all outputs of a block have the same taps within the image, a kernel of the instruction
-//    set computes them together. Others are computed one by one, by the taps that meet the image.
+// 2. A kernel of the instruction set computes a block in float32 where it has one for the number of
+//    columns and the stride (DepthwiseRow).
+// 3. Otherwise, outputs of a block that have the same taps within the image are computed together,
+//    others one by one, by the taps that meet the image.
 
 #include "backend/cpu/convolution/depthwise.h"
 
@@ -23,6 +25,39 @@ constexpr int64_t kProductsPerThread = 128 << 10;
 
 // The bytes of outputs that are still in a cache when a follower runs on them.
 constexpr int64_t kFollowedBytes = 48 << 10;
+
+// The kernels for whole blocks of such a call; null where there are none.
+const DepthwiseKernels::Rows* row_kernels(const Depthwise& call, const DepthwiseKernels& kernels) {
+  const ConvolutionGeometry& g = call.geometry;
+  const bool has_columns = g.kernel_width == 3 || g.kernel_width == 5 || g.kernel_width == 7;
+  if (call.element != Element::kFloat32 || !has_columns || g.dilation_x != 1 || g.stride_x > 2 ||
+      g.channels < kernels.row_channels) {
+    return nullptr;
+  }
+  const auto& rows = kernels.row[static_cast<size_t>(g.stride_x - 1)][static_cast<size_t>(g.kernel_width / 2 - 1)];
+  return rows[0] != nullptr ? &rows : nullptr;
+}
+
+// As `compute`, of one block.
+void compute_row(const Depthwise& call, const DepthwiseKernels::Rows& kernels, int64_t image, int64_t y, int64_t first,
+                 int64_t last, std::byte* to) {
+  const ConvolutionGeometry& g = call.geometry;
+  const int64_t top = y * g.stride_y - g.padding_y;
+  const Taps rows(top, g.kernel_height, g.dilation_y, g.height);
+  const bool meets = rows.last > rows.first;
+  const int64_t row = meets ? top + rows.first * g.dilation_y : 0;
+  const auto* const plane = static_cast<const float*>(call.input) + image * g.pixels() * g.channels;
+  const DepthwiseRow block{.input = plane + row * g.width * g.channels,
+                           .input_row = g.dilation_y * g.width * g.channels,
+                           .width = g.width,
+                           .left = first * g.stride_x - g.padding_x,
+                           .taps = call.taps + (meets ? rows.first * g.kernel_width * g.channels : 0),
+                           .rows = static_cast<int>(rows.last - rows.first),
+                           .bias = static_cast<const float*>(call.bias),
+                           .output = reinterpret_cast<float*>(to),
+                           .channels = g.channels};
+  kernels[static_cast<size_t>(last - first - 1)](block);
+}
 
 // Outputs [first, last) of a row of outputs, to `to`.
 void compute(const Depthwise& call, const DepthwiseKernels& kernels, int64_t image, int64_t y, int64_t first,
@@ -96,18 +131,20 @@ void depthwise(const Depthwise& call, InstructionSet set) {
   const ConvolutionGeometry& g = call.geometry;
   const DepthwiseKernels& kernels = depthwise_kernels(set);
   const int64_t width = g.out_width();
-  const int64_t row_blocks = divide_up(width, kDepthwiseBlock);
-  const int64_t products = kDepthwiseBlock * g.channels * g.kernel();
+  const DepthwiseKernels::Rows* const whole_rows = row_kernels(call, kernels);
+  // Blocks of much the same size.
+  const int64_t together = divide_up(width, divide_up(width, whole_rows != nullptr ? kDepthwiseRow : kDepthwiseBlock));
+  const int64_t row_blocks = divide_up(width, together);
+  const int64_t products = together * g.channels * g.kernel();
   const int64_t grain = std::max<int64_t>(1, kProductsPerThread / products);
   const int64_t pixel = g.channels * element_bytes(call.element);
   Follower* const follower = call.follower != nullptr && call.follower->fits(g.channels) ? call.follower : nullptr;
   // As many blocks of a row at a time as a follower should have.
-  const int64_t most_blocks = std::max<int64_t>(1, kFollowedBytes / (kDepthwiseBlock * pixel));
+  const int64_t most_blocks = std::max<int64_t>(1, kFollowedBytes / (together * pixel));
   parallel_for(0, g.images * g.out_height() * row_blocks, grain, [&](int64_t begin, int64_t end) {
     static thread_local Scratch memory;
     const bool elsewhere = follower != nullptr && !follower->wants_result();
-    std::byte* const own =
-        elsewhere ? memory.get((most_blocks + 1) * kDepthwiseBlock * pixel + kFollowedBytes) : nullptr;
+    std::byte* const own = elsewhere ? memory.get((most_blocks + 1) * together * pixel + kFollowedBytes) : nullptr;
     int64_t waiting = 0, first = 0;  // pixels for the follower, from the first on
     const auto follow = [&] {
       if (waiting == 0) return;
@@ -119,11 +156,18 @@ void depthwise(const Depthwise& call, InstructionSet set) {
       const int64_t row = begin / row_blocks, block = begin % row_blocks;
       int64_t last_block = std::min(block + end - begin, row_blocks);
       if (follower != nullptr) last_block = std::min(last_block, block + most_blocks);
-      const int64_t left = block * kDepthwiseBlock, right = std::min<int64_t>(last_block * kDepthwiseBlock, width);
+      const int64_t left = block * together, right = std::min<int64_t>(last_block * together, width);
       if (waiting == 0) first = row * width + left;
       std::byte* const to =
           elsewhere ? own + waiting * pixel : static_cast<std::byte*>(call.output) + (row * width + left) * pixel;
-      compute(call, kernels, row / g.out_height(), row % g.out_height(), left, right, to);
+      const int64_t image = row / g.out_height(), y = row % g.out_height();
+      if (whole_rows == nullptr) {
+        compute(call, kernels, image, y, left, right, to);
+      } else {
+        for (int64_t x = left; x < right; x += together) {
+          compute_row(call, *whole_rows, image, y, x, std::min(x + together, right), to + (x - left) * pixel);
+        }
+      }
       begin += last_block - block;
       if (follower == nullptr) continue;
       waiting += right - left;

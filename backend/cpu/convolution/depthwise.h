@@ -2,8 +2,9 @@
 // channel, of that channel alone.
 //
 // Each output is a sum of kernel() products, so a call is short: a library that prepares each call
-// takes as long for that as for the sums of a small image. Nothing is unfolded. Up to
-// kDepthwiseBlock neighbouring outputs of a row share the taps, a vector of channels at a time.
+// takes as long for that as for the sums of a small image. Nothing is unfolded. Some neighbouring
+// outputs of a row share the taps, a vector of channels at a time; in float32 with few columns they
+// share the pixels as well (DepthwiseRow in depthwise_kernel.h).
 //
 // Sums are kept in float32 and rounded once. Their last bits depend on the instruction set.
 //

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "backend/cpu/vector/instruction_set.h"
+#include "backend/cpu/vector/times.h"
 
 namespace hetero::backend {
 
@@ -34,6 +35,21 @@ struct DepthwiseBlock {
   int64_t channels;
 };
 
+// Neighbouring outputs of a row in float32, by kernels of few columns that are not dilated: each
+// pixel is loaded once for all outputs that it meets, and pixels beside the image are left out.
+inline constexpr int kDepthwiseRow = 8;
+struct DepthwiseRow {
+  const float* input;  // the image's first pixel of the row that the first tap meets
+  int64_t input_row;   // from a row to the one below it
+  int64_t width;       // of the image
+  int64_t left;        // the column that the first tap of the first output meets
+  const float* taps;   // the first row of them that meets the image
+  int rows;            // of taps that meet the image
+  const float* bias;   // or null
+  float* output;
+  int64_t channels;  // a whole vector of them at least
+};
+
 // What taps of one row of the kernel have met at outputs that are neighbours in a row, times these
 // outputs' gradients: sums[tap][channel] are added to.
 struct DepthwiseSums {
@@ -50,6 +66,11 @@ struct DepthwiseSums {
 struct DepthwiseKernels {
   // By the element, and the number of outputs, less one.
   std::array<std::array<void (*)(const DepthwiseBlock&), kDepthwiseBlock>, 3> block;
+  // By the stride, the number of columns of the kernel (3, 5 or 7), and that of outputs, less one.
+  // None for 3 columns and a stride of 2, where each pixel meets few outputs.
+  using Rows = std::array<void (*)(const DepthwiseRow&), kDepthwiseRow>;
+  std::array<std::array<Rows, 3>, 2> row;
+  int64_t row_channels;  // as many at least
   void (*sums)(const DepthwiseSums&);
 };
 const DepthwiseKernels& depthwise_kernels(InstructionSet set);
@@ -136,9 +157,59 @@ void depthwise_block(const DepthwiseBlock& block) {
     depthwise_vectors<Vector, Floats, E, kOutputs, 1, true>(block, channel, 0);
     channel += kPair;
   }
-  if (channel < block.channels) {
-    depthwise_vectors<Vector, Floats, E, kOutputs, 1, false>(block, channel,
-                                                             static_cast<int>(block.channels - channel));
+  if (channel == block.channels) return;
+  if (block.channels >= kPair) {  // some once more
+    depthwise_vectors<Vector, Floats, E, kOutputs, 1, true>(block, block.channels - kPair, 0);
+  } else {
+    depthwise_vectors<Vector, Floats, E, kOutputs, 1, false>(block, 0, static_cast<int>(block.channels));
+  }
+}
+
+// A vector of channels. Taps beside the image add nothing, so each sum has the order of
+// depthwise_vectors.
+template <typename Vector, int kColumns, int kStride, int kOutputs, bool whole>
+inline __attribute__((always_inline)) void depthwise_row_vector(const DepthwiseRow& call, int64_t channel) {
+  const int64_t channels = call.channels;
+  Vector sums[kOutputs];
+  const Vector bias = call.bias == nullptr ? Vector::zero() : Vector::load(call.bias + channel);
+  times<kOutputs>([&](auto i) __attribute__((always_inline)) { sums[i] = bias; });
+  const float* taps = call.taps + channel;
+  const float* input = call.input + channel;
+  const int64_t left = call.left * channels;
+  for (int y = call.rows; y > 0; --y, taps += kColumns * channels, input += call.input_row) {
+    Vector weights[kColumns];
+    times<kColumns>([&](auto x) __attribute__((always_inline)) { weights[x] = Vector::load(taps + x * channels); });
+    int64_t at = left;
+    times<(kOutputs - 1) * kStride + kColumns>([&](auto p) __attribute__((always_inline)) {
+      if (whole || static_cast<uint64_t>(call.left + p) < static_cast<uint64_t>(call.width)) {
+        const Vector met = Vector::load(input + at);
+        times<kOutputs>([&](auto i) __attribute__((always_inline)) {
+          constexpr int x = p - i * kStride;
+          if constexpr (x >= 0 && x < kColumns) sums[i] = Vector::fma(met, weights[x], sums[i]);
+        });
+      }
+      at += channels;
+      asm("" : "+r"(at));  // otherwise all of them are computed ahead, and spilled
+    });
+  }
+  times<kOutputs>([&](auto i) __attribute__((always_inline)) { sums[i].store(call.output + i * channels + channel); });
+}
+
+template <typename Vector, int kColumns, int kStride, int kOutputs>
+void depthwise_row(const DepthwiseRow& call) {
+  const auto all = [&](auto whole) __attribute__((always_inline)) {
+    int64_t channel = 0;
+    for (; channel + Vector::kWidth <= call.channels; channel += Vector::kWidth) {
+      depthwise_row_vector<Vector, kColumns, kStride, kOutputs, whole>(call, channel);
+    }
+    if (channel == call.channels) return;
+    // Some of them once more.
+    depthwise_row_vector<Vector, kColumns, kStride, kOutputs, whole>(call, call.channels - Vector::kWidth);
+  };
+  if (call.left >= 0 && call.left + (kOutputs - 1) * kStride + kColumns <= call.width) {
+    all(std::true_type());
+  } else {
+    all(std::false_type());
   }
 }
 
@@ -252,9 +323,19 @@ constexpr DepthwiseKernels make_depthwise_kernels() {
     using Blocks = decltype(DepthwiseKernels::block)::value_type;
     return Blocks{&depthwise_block<Vector, Floats, One, i + 1>...};
   };
-  return {.block = {of(Floats(), std::make_integer_sequence<int, kDepthwiseBlock>()),
-                    of(E(), std::make_integer_sequence<int, kDepthwiseBlock>())...},
-          .sums = &depthwise_sums<Vector, Floats>};
+  const auto rows =
+      []<int columns, int stride, int... i>(Index<columns>, Index<stride>, std::integer_sequence<int, i...>) {
+    return DepthwiseKernels::Rows{&depthwise_row<Vector, columns, stride, i + 1>...};
+  };
+  constexpr auto kRows = std::make_integer_sequence<int, kDepthwiseRow>();
+  return {
+      .block = {of(Floats(), std::make_integer_sequence<int, kDepthwiseBlock>()),
+                of(E(), std::make_integer_sequence<int, kDepthwiseBlock>())...},
+      .row = {{{rows(Index<3>(), Index<1>(), kRows), rows(Index<5>(), Index<1>(), kRows),
+                rows(Index<7>(), Index<1>(), kRows)},
+               {DepthwiseKernels::Rows{}, rows(Index<5>(), Index<2>(), kRows), rows(Index<7>(), Index<2>(), kRows)}}},
+      .row_channels = Vector::kWidth,
+      .sums = &depthwise_sums<Vector, Floats>};
 }
 
 }  // namespace

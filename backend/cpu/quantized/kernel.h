@@ -28,6 +28,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "backend/cpu/vector/times.h"
+
 namespace hetero::backend {
 
 // Of a block of rows, at most.
@@ -115,20 +117,6 @@ template <typename S>
 int panels_of(int entries) {
   const int fit = S::kSums / entries;
   return fit >= 4 ? 4 : fit >= 2 ? 2 : 1;
-}
-
-template <int I>
-struct Index {
-  constexpr operator int() const { return I; }
-};
-// Calls body(Index<0>()) to body(Index<N - 1>()). The compiler keeps arrays in registers whose
-// indices are constants from the start, and not those of loops that it unrolls.
-template <int N, typename Body>
-[[gnu::always_inline]] inline void times(Body&& body) {
-  if constexpr (N > 0) {
-    times<N - 1>(body);
-    body(Index<N - 1>());
-  }
 }
 
 // R panels of E entries, which are P planes of E / P rows.

@@ -29,7 +29,8 @@ struct Float32 {
     high.v = _mm256_loadu_ps(p + 8);
   }
   static void load_part(const float* p, int count, Vector& low, Vector& high) {
-    load_copied<Float32>(p, count, low, high);
+    low = Vector::load_first(p, count);
+    high = Vector::load_first(p + 8, count - 8);
   }
   static void narrow(Vector low, Vector high, float* p) {
     low.store(p);
