@@ -212,8 +212,7 @@ bool recognize_convolution(const graph::Invocation& invocation, bool with_norm, 
     const bool by_pixels = is_by_pixels(input) && is_by_pixels(output);
     const bool depthwise = weight.sizes()[1] == 1 && geometry.outputs == geometry.channels;
     call.has_patches = by_pixels && call.settings.groups == 1;
-    const bool few = call.settings.groups == 1 && geometry.channels <= backend::kMostFewChannels;
-    call.has_addresses = !depthwise && (by_pixels || few);
+    call.has_addresses = !depthwise;
     call.input_planes = !is_by_pixels(input);
     call.output_planes = !is_by_pixels(output);
     call.is_product = call.has_patches && geometry.pointwise();

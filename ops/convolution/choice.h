@@ -28,7 +28,7 @@ enum class ConvolutionImplementation : uint8_t {
   // Products of patches (backend/cpu/convolution/patches.h), by a packed weight of linear_choice.h:
   kPanels,
   kTiles,
-  kDirect,  // by panels, which read the pixels in place, or padded copies of few channels
+  kDirect,  // by panels, which read the pixels in place, or copies of few channels and of planes
 };
 inline constexpr int kConvolutionImplementations = 8;
 const char* to_string(ConvolutionImplementation implementation);

@@ -129,14 +129,21 @@ void find_pixels(const ConvolutionGeometry& g, int64_t pixel_bytes, const std::b
   }
 }
 
-// ---- direct convolutions of few channels
+// ---- direct convolutions of copied images
 
-// The images with zeros around them, as far as the kernel meets them.
-struct Padded {
-  explicit Padded(const ConvolutionGeometry& g)
-      : height((g.out_height() - 1) * g.stride_y + g.dilation_y * (g.kernel_height - 1) + 1),
-        width((g.out_width() - 1) * g.stride_x + g.kernel_width) {}
+// Images whose pixels have their channels together, and for `lines` zeros around them, as far as
+// the kernel meets them.
+struct Copied {
+  Copied(const ConvolutionGeometry& g, bool lines)
+      : height(lines ? (g.out_height() - 1) * g.stride_y + g.dilation_y * (g.kernel_height - 1) + 1 : g.height),
+        width(lines ? (g.out_width() - 1) * g.stride_x + g.dilation_x * (g.kernel_width - 1) + 1 : g.width),
+        top(lines ? g.padding_y : 0),
+        left(lines ? g.padding_x : 0) {}
+  int64_t floats(int64_t channels) const { return height * width * channels; }
+  bool fits(int64_t channels) const;
+
   int64_t height, width;
+  int64_t top, left;  // zeros before the image
 };
 
 // Floats of an image that is copied, and of several at a time unless threads had too few rows.
@@ -145,20 +152,21 @@ constexpr int64_t kFloatsTogether = 1 << 20;
 constexpr int64_t kElementsPerThread = 16 << 10;
 constexpr int64_t kTurnedBytes = 16 << 10;
 
-// Whether pieces are rows of the kernel, of padded images. REQUIRES: has_panels(set).
-bool reads_lines(const ConvolutionGeometry& g, int64_t groups, Element element, InstructionSet set) {
-  const Padded padded(g);
-  const double floats =
-      static_cast<double>(padded.height) * static_cast<double>(padded.width) * static_cast<double>(g.channels);
-  return groups == 1 && g.channels <= kMostFewChannels && (g.dilation_x == 1 || g.kernel_width == 1) &&
+bool Copied::fits(int64_t channels) const {
+  return static_cast<double>(height) * static_cast<double>(width) * static_cast<double>(channels) <= kMostFloats;
+}
+
+// Whether pieces are rows of the kernel, of copied images. REQUIRES: has_panels(set).
+bool reads_lines(const ConvolutionGeometry& g, int64_t groups, Element element, bool planes, InstructionSet set) {
+  return groups == 1 && (planes || g.channels <= kFewChannels) && (g.dilation_x == 1 || g.kernel_width == 1) &&
          g.padding_y >= 0 && g.padding_x >= 0 && g.kernel_width * g.channels % panel_pieces(element, set).terms == 0 &&
-         floats <= kMostFloats;
+         Copied(g, true).fits(g.channels);
 }
 // Whether they may be pixels.
-bool reads_pixels(const ConvolutionGeometry& g, int64_t groups, Element element, InstructionSet set) {
+bool reads_pixels(const ConvolutionGeometry& g, int64_t groups, Element element, bool planes, InstructionSet set) {
   const PanelPieces pieces = panel_pieces(element, set);
-  return g.channels / groups % pieces.terms == 0 &&
-         (!pieces.floats || g.images * g.pixels() * g.channels <= kMostFloats);
+  const bool copies = planes || pieces.floats;
+  return g.channels / groups % pieces.terms == 0 && (!copies || Copied(g, false).fits(g.channels));
 }
 
 // Memory for images: the calling thread's, if it is not much.
@@ -173,67 +181,61 @@ class ImageMemory {
   Scratch own_;
 };
 
-const std::byte* widen_images(const DirectConvolution& call, InstructionSet set, ImageMemory& memory) {
-  const int64_t count = call.geometry.images * call.geometry.pixels() * call.geometry.channels;
-  auto* const made = reinterpret_cast<float*>(memory.get(count * static_cast<int64_t>(sizeof(float))));
-  parallel_for(0, count, kElementsPerThread, [&](int64_t begin, int64_t end) {
-    widen(call.element, element_at(call.input, begin, call.element), end - begin, made + begin, set);
-  });
-  return reinterpret_cast<const std::byte*>(made);
-}
-
-// [images, height, width, channels] of the padded images, in floats or in the call's element.
-const std::byte* pad_images(const DirectConvolution& call, bool as_floats, InstructionSet set, ImageMemory& memory) {
+// [images, height, width, channels] of the copy, in floats or in the call's element.
+const std::byte* copy_images(const DirectConvolution& call, const Copied& copy, bool as_floats, InstructionSet set,
+                             ImageMemory& memory) {
   const ConvolutionGeometry& g = call.geometry;
-  const Padded padded(g);
   const int64_t item = element_bytes(call.element);
   const int64_t pixel_bytes = g.channels * (as_floats ? static_cast<int64_t>(sizeof(float)) : item);
-  const int64_t line_bytes = padded.width * pixel_bytes, left = std::min(g.padding_x, padded.width);
-  const int64_t pixels = std::min(g.width, padded.width - left), right = left + pixels;
-  std::byte* const made = memory.get(g.images * padded.height * line_bytes);
-  const auto put_pixels = [&](int64_t image, int64_t y, std::byte* to) {
+  const bool widens = as_floats && call.element != Element::kFloat32;
+  std::byte* const made = memory.get(g.images * copy.height * copy.width * pixel_bytes);
+  // Pixels [x, x + count) of a row of an image.
+  const auto put_pixels = [&](int64_t image, int64_t y, int64_t x, int64_t count, std::byte* to) {
     static thread_local Scratch line;
-    const bool widens = as_floats && call.element != Element::kFloat32;
-    const std::byte* from = element_at(call.input, (image * g.height + y) * g.width * g.channels, call.element);
+    const std::byte* from = element_at(call.input, ((image * g.height + y) * g.width + x) * g.channels, call.element);
     if (call.input_planes) {
-      from = element_at(call.input, (image * g.channels * g.height + y) * g.width, call.element);
-      std::byte* const together = widens ? line.get(pixels * g.channels * item) : to;
-      gather_tile(together, reinterpret_cast<const char*>(from), pixels, item, g.channels, g.pixels() * item,
+      from = element_at(call.input, (image * g.channels * g.height + y) * g.width + x, call.element);
+      std::byte* const together = widens ? line.get(count * g.channels * item) : to;
+      gather_tile(together, reinterpret_cast<const char*>(from), count, item, g.channels, g.pixels() * item,
                   static_cast<int>(item));
       from = together;
     }
     if (widens) {
-      widen(call.element, from, pixels * g.channels, reinterpret_cast<float*>(to), set);
+      widen(call.element, from, count * g.channels, reinterpret_cast<float*>(to), set);
     } else if (!call.input_planes) {
-      std::memcpy(to, from, static_cast<size_t>(pixels * pixel_bytes));
+      std::memcpy(to, from, static_cast<size_t>(count * pixel_bytes));
     }
   };
-  const int64_t grain = std::max<int64_t>(1, kElementsPerThread / (padded.width * g.channels));
-  parallel_for(0, g.images * padded.height, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t y = i % padded.height - g.padding_y;
-      std::byte* const to = made + i * line_bytes;
-      if (y < 0 || y >= g.height) {
-        std::memset(to, 0, static_cast<size_t>(line_bytes));
-        continue;
+  const int64_t grain = std::max<int64_t>(1, kElementsPerThread / g.channels);
+  parallel_for(0, g.images * copy.height * copy.width, grain, [&](int64_t begin, int64_t end) {
+    while (begin < end) {
+      const int64_t line = begin / copy.width, first = begin % copy.width;
+      const int64_t last = std::min(copy.width, first + end - begin), y = line % copy.height - copy.top;
+      // [left, right) of these are in the image.
+      int64_t left = last, right = last;
+      if (y >= 0 && y < g.height) {
+        left = std::clamp(copy.left, first, last);
+        right = std::clamp(copy.left + g.width, left, last);
       }
-      std::memset(to, 0, static_cast<size_t>(left * pixel_bytes));
-      put_pixels(i / padded.height, y, to + left * pixel_bytes);
-      std::memset(to + right * pixel_bytes, 0, static_cast<size_t>((padded.width - right) * pixel_bytes));
+      std::byte* const to = made + (begin - first) * pixel_bytes;
+      std::memset(to + first * pixel_bytes, 0, static_cast<size_t>((left - first) * pixel_bytes));
+      if (left < right) put_pixels(line / copy.height, y, left - copy.left, right - left, to + left * pixel_bytes);
+      std::memset(to + right * pixel_bytes, 0, static_cast<size_t>((last - right) * pixel_bytes));
+      begin += last - first;
     }
   });
   return made;
 }
 
-// As RowPieces::find, for positions [first, first + count): the rows of the kernel in padded
+// As RowPieces::find, for positions [first, first + count): the rows of the kernel in copied
 // images.
 void find_lines(const ConvolutionGeometry& g, int64_t pixel_bytes, const std::byte* images, int64_t first,
                 int64_t count, int64_t stride, const void** to) {
-  const Padded padded(g);
-  const int64_t line_bytes = padded.width * pixel_bytes;
+  const Copied copy(g, true);
+  const int64_t line_bytes = copy.width * pixel_bytes;
   Corner corner(g, first);
   for (int64_t r = 0; r < count; ++r, corner.next()) {
-    const std::byte* line = images + (corner.image * padded.height + corner.y * g.stride_y) * line_bytes +
+    const std::byte* line = images + (corner.image * copy.height + corner.y * g.stride_y) * line_bytes +
                             corner.x * g.stride_x * pixel_bytes;
     for (int64_t ky = 0; ky < g.kernel_height; ++ky, line += g.dilation_y * line_bytes) to[ky * stride + r] = line;
   }
@@ -287,9 +289,9 @@ class DirectRun {
     DirectConvolution images = call_;
     images.geometry = g_;
     images.input = element_at(call_.input, first_image * g_.pixels() * g_.channels, call_.element);
-    input_ = lines_       ? pad_images(images, as_floats_, set_, memory_)
-             : as_floats_ ? widen_images(images, set_, memory_)
-                          : static_cast<const std::byte*>(images.input);
+    const bool copies = lines_ || as_floats_ || call_.input_planes;
+    input_ = copies ? copy_images(images, Copied(g_, lines_), as_floats_, set_, memory_)
+                    : static_cast<const std::byte*>(images.input);
     std::byte* const zeros = zeros_memory.get(pixel_bytes_);
     std::memset(zeros, 0, static_cast<size_t>(pixel_bytes_));
     zeros_ = zeros;
@@ -450,16 +452,15 @@ bool convolve_patches(const ConvolutionGeometry& g, const void* input, const Mat
 
 bool fits_direct(const ConvolutionGeometry& g, int64_t groups, Element element, bool input_planes, InstructionSet set) {
   if (!has_panels(set)) return false;
-  return reads_lines(g, groups, element, set) || (!input_planes && reads_pixels(g, groups, element, set));
+  return reads_lines(g, groups, element, input_planes, set) || reads_pixels(g, groups, element, input_planes, set);
 }
 
 bool convolve_direct(const DirectConvolution& call, const Follower* follower, InstructionSet set) {
   const ConvolutionGeometry& g = call.geometry;
-  const bool lines = reads_lines(g, call.groups, call.element, set);
+  const bool lines = reads_lines(g, call.groups, call.element, call.input_planes, set);
   int64_t together = g.images;
-  if (lines) {
-    const Padded padded(g);
-    const int64_t floats = padded.height * padded.width * g.channels;
+  if (lines || call.input_planes || panel_pieces(call.element, set).floats) {
+    const int64_t floats = Copied(g, lines).floats(g.channels);
     const int64_t wanted = divide_up(kBlocksPerThread * kFewestRows * thread_count(), g.positions());
     together =
         std::clamp<int64_t>(std::min(std::max(kFloatsTogether / floats, wanted), kMostFloats / floats), 1, g.images);

@@ -10,9 +10,9 @@
 //
 // Products by panels need no such rows either: they may read the pixels where they are, by their
 // addresses, one for each place of the kernel, or that of zeros outside the image. That works for
-// groups of channels, too. It is the indirect convolution of Dukhan (arXiv:1907.02129). Of few
-// channels, as of a network's first images, the images are copied, with zeros around them and the
-// channels of each pixel together, so that a row of the kernel is one piece.
+// groups of channels, too. It is the indirect convolution of Dukhan (arXiv:1907.02129). Images of
+// few channels, as a network's first ones, and planes are copied, with the channels of each pixel
+// together and zeros around them, so that a row of the kernel is one piece.
 //
 // Each thread keeps its rows from call to call: up to 4 MiB, or 48 rows that take more.
 //
@@ -45,7 +45,7 @@ struct DirectConvolution {
   int64_t groups = 1;
   Element element = Element::kFloat32;
   const void* input = nullptr;  // [images, height, width, channels]
-  bool input_planes = false;    // of few channels [images, channels, height, width] instead
+  bool input_planes = false;    // [images, channels, height, width] instead
   bool output_planes = false;   // [images, outputs, out_height, out_width]; nothing follows
   // For each group the weight [its outputs, kernel_height * kernel_width * its channels] as
   // pack_panel_weight makes it, one behind the other.
@@ -53,12 +53,12 @@ struct DirectConvolution {
   const void* bias = nullptr;  // [outputs], or null
   void* output = nullptr;      // [images, out_height, out_width, outputs]
 };
-// Whether there are panels, for pieces of so many channels; and an image is small enough to be
-// copied where it has few channels, or all are where panels need floats: 64 MiB then.
+// Whether there are panels, for pieces of so many channels; and an image is small enough, 64 MiB in
+// floats, where it has to be copied: planes, or where panels need floats.
 bool fits_direct(const ConvolutionGeometry& geometry, int64_t groups, Element element, bool input_planes = false,
                  InstructionSet set = instruction_set());
-// Of images that are copied, so that they may be planes.
-inline constexpr int64_t kMostFewChannels = 8;
+// With so many, images are copied whatever their layout.
+inline constexpr int64_t kFewChannels = 8;
 // Writes call.output, which does not overlap an input. Returns what convolve_patches does.
 // REQUIRES: fits_direct().
 bool convolve_direct(const DirectConvolution& call, const Follower* follower = nullptr,

@@ -308,6 +308,31 @@ TEST_CASE("few channels by lines of padded images") {
   }
 }
 
+TEST_CASE("many channels, of copies where they are in planes") {
+  const auto set = GENERATE(InstructionSet::kAvx2, InstructionSet::kAvx512);
+  if (set > instruction_set()) return;
+  for (const Element element : {Element::kFloat32, Element::kBfloat16, Element::kFloat16}) {
+    for (const int64_t channels : {16, 42}) {
+      for (const int64_t dilation : {1, 5}) {
+        check_direct({.images = 3,
+                      .channels = channels,
+                      .height = 6,
+                      .width = 30,
+                      .outputs = 36,
+                      .kernel_height = 2,
+                      .kernel_width = 3,
+                      .padding_y = 1,
+                      .padding_x = 7,
+                      .dilation_x = dilation},
+                     1, element, set);
+        check_direct({.channels = channels, .width = 4000, .outputs = 20, .kernel_width = 3, .dilation_x = dilation}, 1,
+                     element, set);
+      }
+      check_direct({.images = 2, .channels = channels, .height = 9, .width = 5, .outputs = 70}, 1, element, set);
+    }
+  }
+}
+
 TEST_CASE("few channels of more images than are copied together, and a weight larger than a cache") {
   if (!has_panels()) return;
   check_direct({.images = 5,
