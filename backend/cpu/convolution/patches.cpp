@@ -7,6 +7,7 @@
 
 #include "backend/base/parallel.h"
 #include "backend/base/rounding.h"
+#include "backend/cpu/convolution/unfold.h"
 #include "backend/cpu/kernels/panel_gemm.h"
 #include "backend/cpu/vector/scratch.h"
 #include "backend/cpu/vector/strided_copy.h"
@@ -140,33 +141,39 @@ struct Copied {
         top(lines ? g.padding_y : 0),
         left(lines ? g.padding_x : 0) {}
   int64_t floats(int64_t channels) const { return height * width * channels; }
-  bool fits(int64_t channels) const;
+  bool fits(int64_t channels, int64_t most) const {
+    return static_cast<double>(height) * static_cast<double>(width) * static_cast<double>(channels) <=
+           static_cast<double>(most);
+  }
 
   int64_t height, width;
   int64_t top, left;  // zeros before the image
 };
 
-// Floats of an image that is copied, and of several at a time unless threads had too few rows.
+// With so many channels, images are copied whatever their layout.
+constexpr int64_t kFewChannels = 8;
+// Floats of an image that is copied, and of several at a time unless threads had too few rows. An
+// image of many channels has to fit, too: others are faster as they are.
 constexpr int64_t kMostFloats = 16 << 20;
 constexpr int64_t kFloatsTogether = 1 << 20;
 constexpr int64_t kElementsPerThread = 16 << 10;
 constexpr int64_t kTurnedBytes = 16 << 10;
-
-bool Copied::fits(int64_t channels) const {
-  return static_cast<double>(height) * static_cast<double>(width) * static_cast<double>(channels) <= kMostFloats;
-}
+// Longer pieces of a panel would not stay in a cache.
+constexpr int64_t kMostOfPiece = 2 << 10;
 
 // Whether pieces are rows of the kernel, of copied images. REQUIRES: has_panels(set).
 bool reads_lines(const ConvolutionGeometry& g, int64_t groups, Element element, bool planes, InstructionSet set) {
-  return groups == 1 && (planes || g.channels <= kFewChannels) && (g.dilation_x == 1 || g.kernel_width == 1) &&
-         g.padding_y >= 0 && g.padding_x >= 0 && g.kernel_width * g.channels % panel_pieces(element, set).terms == 0 &&
-         Copied(g, true).fits(g.channels);
+  const bool few = g.channels <= kFewChannels;
+  const int64_t piece = g.kernel_width * g.channels;
+  return groups == 1 && (few || (planes && piece <= kMostOfPiece)) && (g.dilation_x == 1 || g.kernel_width == 1) &&
+         g.padding_y >= 0 && g.padding_x >= 0 && piece % panel_pieces(element, set).terms == 0 &&
+         Copied(g, true).fits(g.channels, few ? kMostFloats : kFloatsTogether);
 }
 // Whether they may be pixels.
 bool reads_pixels(const ConvolutionGeometry& g, int64_t groups, Element element, bool planes, InstructionSet set) {
   const PanelPieces pieces = panel_pieces(element, set);
-  const bool copies = planes || pieces.floats;
-  return g.channels / groups % pieces.terms == 0 && (!copies || Copied(g, false).fits(g.channels));
+  const int64_t most = planes ? kFloatsTogether : pieces.floats ? kMostFloats : INT64_MAX;
+  return g.channels / groups % pieces.terms == 0 && Copied(g, false).fits(g.channels, most);
 }
 
 // Memory for images: the calling thread's, if it is not much.
@@ -196,8 +203,13 @@ const std::byte* copy_images(const DirectConvolution& call, const Copied& copy, 
     if (call.input_planes) {
       from = element_at(call.input, (image * g.channels * g.height + y) * g.width + x, call.element);
       std::byte* const together = widens ? line.get(count * g.channels * item) : to;
-      gather_tile(together, reinterpret_cast<const char*>(from), count, item, g.channels, g.pixels() * item,
-                  static_cast<int>(item));
+      if (call.element == Element::kFloat32) {
+        interleave(reinterpret_cast<const float*>(from), g.pixels(), g.channels, count,
+                   reinterpret_cast<float*>(together));
+      } else {
+        gather_tile(together, reinterpret_cast<const char*>(from), count, item, g.channels, g.pixels() * item,
+                    static_cast<int>(item));
+      }
       from = together;
     }
     if (widens) {
@@ -206,6 +218,7 @@ const std::byte* copy_images(const DirectConvolution& call, const Copied& copy, 
       std::memcpy(to, from, static_cast<size_t>(count * pixel_bytes));
     }
   };
+  const int64_t turned = std::max<int64_t>(16, kTurnedBytes / pixel_bytes);
   const int64_t grain = std::max<int64_t>(1, kElementsPerThread / g.channels);
   parallel_for(0, g.images * copy.height * copy.width, grain, [&](int64_t begin, int64_t end) {
     while (begin < end) {
@@ -219,7 +232,9 @@ const std::byte* copy_images(const DirectConvolution& call, const Copied& copy, 
       }
       std::byte* const to = made + (begin - first) * pixel_bytes;
       std::memset(to + first * pixel_bytes, 0, static_cast<size_t>((left - first) * pixel_bytes));
-      if (left < right) put_pixels(line / copy.height, y, left - copy.left, right - left, to + left * pixel_bytes);
+      for (int64_t x = left; x < right; x += turned) {
+        put_pixels(line / copy.height, y, x - copy.left, std::min(turned, right - x), to + x * pixel_bytes);
+      }
       std::memset(to + right * pixel_bytes, 0, static_cast<size_t>((last - right) * pixel_bytes));
       begin += last - first;
     }

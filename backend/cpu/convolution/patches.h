@@ -53,12 +53,10 @@ struct DirectConvolution {
   const void* bias = nullptr;  // [outputs], or null
   void* output = nullptr;      // [images, out_height, out_width, outputs]
 };
-// Whether there are panels, for pieces of so many channels; and an image is small enough, 64 MiB in
-// floats, where it has to be copied: planes, or where panels need floats.
+// Whether there are panels, for pieces of so many channels; and an image that has to be copied is
+// small enough: 64 MiB in floats, of planes with many channels 4 MiB.
 bool fits_direct(const ConvolutionGeometry& geometry, int64_t groups, Element element, bool input_planes = false,
                  InstructionSet set = instruction_set());
-// With so many, images are copied whatever their layout.
-inline constexpr int64_t kFewChannels = 8;
 // Writes call.output, which does not overlap an input. Returns what convolve_patches does.
 // REQUIRES: fits_direct().
 bool convolve_direct(const DirectConvolution& call, const Follower* follower = nullptr,

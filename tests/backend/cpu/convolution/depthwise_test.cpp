@@ -107,6 +107,28 @@ TEST_CASE("depthwise convolutions of signals and of unequal sides") {
         false);
 }
 
+TEST_CASE("depthwise convolutions by few columns, of unequal sides") {
+  for (const int64_t columns : {3, 5, 7}) {
+    for (const int64_t stride : {1, 2}) {
+      for (const int64_t rows : {1, 4}) {
+        check({.images = 2,
+               .channels = 20,
+               .height = 11,
+               .width = 17,
+               .outputs = 20,
+               .kernel_height = rows,
+               .kernel_width = columns,
+               .stride_y = 3 - stride,
+               .stride_x = stride,
+               .padding_y = 4,
+               .padding_x = 1,
+               .dilation_y = 3},
+              true);
+      }
+    }
+  }
+}
+
 TEST_CASE("depthwise convolutions of elements of 2 bytes round sums in float32 once") {
   for (const Element element : {Element::kBfloat16, Element::kFloat16}) {
     const auto narrow = element == Element::kBfloat16 ? &float_to_bfloat16 : &float_to_float16;
