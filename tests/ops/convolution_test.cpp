@@ -262,7 +262,7 @@ TEST_F(ConvolutionTest, ProductsOfPatchesComputeWhatTheCpuComputes) {
   EXPECT_EQ(linear_counts().packed_bytes, 0);
 }
 
-TEST_F(ConvolutionTest, FewChannelsInEitherLayoutComputeWhatTheCpuComputes) {
+TEST_F(ConvolutionTest, DirectOnesOfEitherLayoutComputeWhatTheCpuComputes) {
   const auto runs = [] { return convolution_counts().runs[static_cast<int>(Implementation::kDirect)]; };
   for (const Case& c : {
            Case{.input = {2, 1, 28, 30}, .weight = {12, 1, 3, 3}, .padding = {1, 1}},
@@ -270,6 +270,9 @@ TEST_F(ConvolutionTest, FewChannelsInEitherLayoutComputeWhatTheCpuComputes) {
            Case{.input = {2, 3, 32, 32}, .weight = {16, 3, 8, 8}, .stride = {8, 8}},
            Case{.input = {2, 8, 9, 9}, .weight = {5, 8, 3, 3}, .padding = {4, 4}, .dilation = {3, 1}},
            Case{.input = {2, 1, 400}, .weight = {24, 1, 10}, .stride = {5}, .padding = {0}, .dilation = {1}},
+           Case{.input = {2, 40, 14, 15}, .weight = {20, 40, 3, 3}, .padding = {1, 1}},
+           Case{.input = {1, 16, 300}, .weight = {24, 16, 3}, .stride = {1}, .padding = {8}, .dilation = {4}},
+           Case{.input = {2, 24, 9, 9}, .weight = {18, 8, 3, 3}, .padding = {1, 1}, .groups = 3},
        }) {
     for (const bool last : {false, true}) {
       SCOPED_TRACE(c10::str(c.input, " ", c.weight, last ? " last" : ""));
