@@ -316,12 +316,12 @@ TEST_CASE("many channels, of copies where they are in planes") {
   const auto set = GENERATE(InstructionSet::kAvx2, InstructionSet::kAvx512);
   if (set > instruction_set()) return;
   for (const Element element : {Element::kFloat32, Element::kBfloat16, Element::kFloat16}) {
-    for (const int64_t channels : {11, 16, 42, 700}) {
-      for (const int64_t dilation : {1, 5}) {
+    for (const int64_t dilation : {1, 5}) {
+      for (const int64_t channels : {11, 16, 42}) {
         check_direct({.images = 3,
                       .channels = channels,
-                      .height = 6,
-                      .width = 30,
+                      .height = 4,
+                      .width = 17,
                       .outputs = 36,
                       .kernel_height = 2,
                       .kernel_width = 3,
@@ -329,11 +329,14 @@ TEST_CASE("many channels, of copies where they are in planes") {
                       .padding_x = 7,
                       .dilation_x = dilation},
                      1, element, set);
-        check_direct({.channels = channels, .width = 4000, .outputs = 20, .kernel_width = 3, .dilation_x = dilation}, 1,
-                     element, set);
       }
-      check_direct({.images = 2, .channels = channels, .height = 9, .width = 5, .outputs = 70}, 1, element, set);
+      check_direct({.channels = 16, .width = 2500, .outputs = 5, .kernel_width = 3, .dilation_x = dilation}, 1, element,
+                   set);
+      // Pieces that are too long for a panel.
+      check_direct({.channels = 700, .width = 20, .outputs = 5, .kernel_width = 3, .dilation_x = dilation}, 1, element,
+                   set);
     }
+    check_direct({.images = 2, .channels = 42, .height = 9, .width = 5, .outputs = 70}, 1, element, set);
   }
 }
 
@@ -350,7 +353,7 @@ TEST_CASE("few channels of more images than are copied together, and a weight la
                 .padding_x = 1},
                1, Element::kFloat32, instruction_set());
   // Results of more rows than are turned at a time.
-  check_direct({.images = 3, .channels = 1, .width = 900, .outputs = 2200, .kernel_width = 128, .stride_x = 2}, 1,
+  check_direct({.images = 2, .channels = 1, .width = 900, .outputs = 2200, .kernel_width = 128, .stride_x = 2}, 1,
                Element::kFloat32, instruction_set());
 }
 
