@@ -38,25 +38,29 @@ const DepthwiseKernels::Rows* row_kernels(const Depthwise& call, const Depthwise
   return rows[0] != nullptr ? &rows : nullptr;
 }
 
-// As `compute`, of one block.
-void compute_row(const Depthwise& call, const DepthwiseKernels::Rows& kernels, int64_t image, int64_t y, int64_t first,
-                 int64_t last, std::byte* to) {
+// As `compute`, `together` outputs at a time.
+void compute_row(const Depthwise& call, const DepthwiseKernels::Rows& kernels, int64_t together, int64_t image,
+                 int64_t y, int64_t first, int64_t last, std::byte* to) {
   const ConvolutionGeometry& g = call.geometry;
   const int64_t top = y * g.stride_y - g.padding_y;
   const Taps rows(top, g.kernel_height, g.dilation_y, g.height);
   const bool meets = rows.last > rows.first;
   const int64_t row = meets ? top + rows.first * g.dilation_y : 0;
   const auto* const plane = static_cast<const float*>(call.input) + image * g.pixels() * g.channels;
-  const DepthwiseRow block{.input = plane + row * g.width * g.channels,
-                           .input_row = g.dilation_y * g.width * g.channels,
-                           .width = g.width,
-                           .left = first * g.stride_x - g.padding_x,
-                           .taps = call.taps + (meets ? rows.first * g.kernel_width * g.channels : 0),
-                           .rows = static_cast<int>(rows.last - rows.first),
-                           .bias = static_cast<const float*>(call.bias),
-                           .output = reinterpret_cast<float*>(to),
-                           .channels = g.channels};
-  kernels[static_cast<size_t>(last - first - 1)](block);
+  DepthwiseRow block{.input = plane + row * g.width * g.channels,
+                     .input_row = g.dilation_y * g.width * g.channels,
+                     .width = g.width,
+                     .left = 0,
+                     .taps = call.taps + (meets ? rows.first * g.kernel_width * g.channels : 0),
+                     .rows = static_cast<int>(rows.last - rows.first),
+                     .bias = static_cast<const float*>(call.bias),
+                     .output = nullptr,
+                     .channels = g.channels};
+  for (int64_t x = first; x < last; x += together) {
+    block.left = x * g.stride_x - g.padding_x;
+    block.output = reinterpret_cast<float*>(to) + (x - first) * g.channels;
+    kernels[static_cast<size_t>(std::min(together, last - x) - 1)](block);
+  }
 }
 
 // Outputs [first, last) of a row of outputs, to `to`.
@@ -164,9 +168,7 @@ void depthwise(const Depthwise& call, InstructionSet set) {
       if (whole_rows == nullptr) {
         compute(call, kernels, image, y, left, right, to);
       } else {
-        for (int64_t x = left; x < right; x += together) {
-          compute_row(call, *whole_rows, image, y, x, std::min(x + together, right), to + (x - left) * pixel);
-        }
+        compute_row(call, *whole_rows, together, image, y, left, right, to);
       }
       begin += last_block - block;
       if (follower == nullptr) continue;

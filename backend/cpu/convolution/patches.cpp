@@ -176,6 +176,10 @@ bool reads_pixels(const ConvolutionGeometry& g, int64_t groups, Element element,
   return g.channels / groups % pieces.terms == 0 && Copied(g, false).fits(g.channels, most);
 }
 
+bool copies_images(const DirectConvolution& call, bool lines, InstructionSet set) {
+  return lines || call.input_planes || panel_pieces(call.element, set).floats;
+}
+
 // Memory for images: the calling thread's, if it is not much.
 class ImageMemory {
  public:
@@ -304,9 +308,8 @@ class DirectRun {
     DirectConvolution images = call_;
     images.geometry = g_;
     images.input = element_at(call_.input, first_image * g_.pixels() * g_.channels, call_.element);
-    const bool copies = lines_ || as_floats_ || call_.input_planes;
-    input_ = copies ? copy_images(images, Copied(g_, lines_), as_floats_, set_, memory_)
-                    : static_cast<const std::byte*>(images.input);
+    input_ = copies_images(call_, lines_, set_) ? copy_images(images, Copied(g_, lines_), as_floats_, set_, memory_)
+                                                : static_cast<const std::byte*>(images.input);
     std::byte* const zeros = zeros_memory.get(pixel_bytes_);
     std::memset(zeros, 0, static_cast<size_t>(pixel_bytes_));
     zeros_ = zeros;
@@ -474,7 +477,7 @@ bool convolve_direct(const DirectConvolution& call, const Follower* follower, In
   const ConvolutionGeometry& g = call.geometry;
   const bool lines = reads_lines(g, call.groups, call.element, call.input_planes, set);
   int64_t together = g.images;
-  if (lines || call.input_planes || panel_pieces(call.element, set).floats) {
+  if (copies_images(call, lines, set)) {
     const int64_t floats = Copied(g, lines).floats(g.channels);
     const int64_t wanted = divide_up(kBlocksPerThread * kFewestRows * thread_count(), g.positions());
     together =
