@@ -9,8 +9,10 @@
 //      mostly) if the group's builder accepts it: same space, same window on shared bytes, same
 //      row. Where it conflicts with several groups that accept it and that fit together, they
 //      become one. Groups that it conflicts with and does not join are closed.
-//   3. With nothing to join, it joins an open group that reads the same bytes, if that accepts it;
-//      otherwise it opens a group of its own.
+//   3. With nothing to join, it joins an open group that reads the same bytes, if that accepts it.
+//      A node of one point, which keeps no memory of note alive, joins the latest open group of
+//      such nodes: it costs less than a kernel of its own, and many of an optimizer's nodes are
+//      such. Otherwise it opens a group of its own.
 //   4. A node that cannot be lowered closes all groups that it conflicts with.
 //   5. A node of which only the tail can be lowered (a product with a bias) runs its body at its
 //      own place, so nothing may wait for it: it closes all groups that it conflicts with, and its
@@ -36,6 +38,8 @@ constexpr uint32_t kNone = UINT32_MAX;
 // A group that had no new member for so many nodes is closed: it would keep its inputs for too
 // long.
 constexpr uint32_t kPatience = 1024;
+// Bytes that may stay alive for longer.
+constexpr uint64_t kSmall = 256;
 // So many groups that read the same bytes are asked.
 constexpr int kNeighbours = 2;
 
@@ -54,6 +58,7 @@ class Fuser {
   // False where groups turned out that cannot run everywhere: their nodes are marked.
   bool run_once() {
     own_.group_count = 0;
+    scalars_ = kNone;
     own_.group_of.assign(graph_.nodes.size(), kNone);
     own_.links.clear();
     own_.writers.assign(graph_.buffers.size(), kNone);
@@ -118,6 +123,7 @@ class Fuser {
     } else if (fusable) {
       joined = join_conflicting(n, note);
       if (joined == kNone && own_.touched.empty()) joined = join_neighbour(n);
+      if (joined == kNone && is_scalar(n)) joined = join_scalars(n);
       if (joined == kNone) joined = open(n, note);
     }
     for (const uint32_t g : own_.touched) {
@@ -236,6 +242,7 @@ class Fuser {
       link(n, into);
     }
     target.last = std::max(target.last, source.last);
+    target.scalars = target.scalars && source.scalars;
     source.open = false;
     source.builder.begin(graph_);
   }
@@ -258,6 +265,22 @@ class Fuser {
     return kNone;
   }
 
+  bool is_scalar(uint32_t n) const {
+    const Node& node = graph_.nodes[n];
+    const Operand* const operands = graph_.operands_of(node);
+    return own_.footprint.numel == 1 &&
+           std::all_of(operands, operands + node.operand_count,
+                       [this](const Operand& one) { return graph_.buffers[one.buffer].bytes <= kSmall; });
+  }
+
+  // The latest group of scalars, if it takes the node.
+  uint32_t join_scalars(uint32_t n) {
+    const uint32_t g = scalars_;
+    if (g == kNone || !group(g).open || !group(g).scalars) return kNone;
+    if (group(g).devices != devices_ || !is_patient(g, n)) return kNone;
+    return group(g).builder.add(n, own_.lowering, own_.footprint) == FusionNote::kJoined ? g : kNone;
+  }
+
   uint32_t open(uint32_t n, FusionNote& note) {
     const uint32_t g = own_.group_count;
     if (g == own_.groups.size()) own_.groups.push_back(std::make_unique<OpenGroup>());
@@ -269,6 +292,7 @@ class Fuser {
       return kNone;
     }
     opened.open = true;
+    opened.scalars = true;
     opened.devices = devices_;
     opened.last = n;
     ++own_.group_count;
@@ -278,6 +302,8 @@ class Fuser {
   void enter(uint32_t n, uint32_t g) {
     own_.group_of[n] = g;
     group(g).last = n;
+    group(g).scalars = group(g).scalars && is_scalar(n);
+    if (group(g).scalars) scalars_ = g;
     link(n, g);
   }
 
@@ -379,6 +405,7 @@ class Fuser {
   Scratch& scratch_;
   FusionScratch& own_;
   backend::DeviceSet devices_ = 0;  // of the node at hand
+  uint32_t scalars_ = kNone;        // the group of scalars that took one last
 };
 
 }  // namespace

@@ -38,6 +38,7 @@ struct Touches {
 struct OpenGroup {
   GroupBuilder builder;
   bool open = false;
+  bool scalars = false;            // all members have one point, and touch small buffers only
   backend::DeviceSet devices = 0;  // on which its members may run
   uint32_t last = 0;               // its last member, at whose place it runs
   uint32_t number = 0;             // in the plan

@@ -7,6 +7,8 @@
 
 #pragma once
 
+#include <cmath>
+
 #include "ops/fused/functions.h"
 #include "ops/fused/functions_formulas.h"
 #include "ops/fused/functions_loops.h"
@@ -235,6 +237,9 @@ void Filler::fill_rounding() {
     stepwise<c10::Half>();
     stepwise<c10::BFloat16>();
   }
+  const auto scalar_power = [](auto a, auto b) { return std::pow(a, b); };
+  entry_pair<float, float, 0, decltype(scalar_power)>(F::kPowOfScalars, at::kFloat);
+  entry_pair<double, double, 0, decltype(scalar_power)>(F::kPowOfScalars, at::kDouble);
   at(F::kPow, at::kFloat, Form::kNumberRight) = &power<float, float>;
   at(F::kPow, at::kDouble, Form::kNumberRight) = &power<double, double>;
   at(F::kPow, at::kHalf, Form::kNumberRight) = &power<float, c10::Half>;

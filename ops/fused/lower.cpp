@@ -408,6 +408,9 @@ bool Builder::fills_vectors() const {
 
 backend::MapFunction Builder::find(Function function, Form form, at::ScalarType common,
                                    std::span<const backend::Number> numbers) {
+  if (function == Function::kPow && form != Form::kNumberRight && window(output_operand(0)).numel == 1) {
+    function = Function::kPowOfScalars;
+  }
   const backend::MapFunction map = functions().map(function, form, common);
   if (map == nullptr ||
       (lowering_.reduced == 0 && depends_on_position(function, common, numbers) && !fills_vectors())) {

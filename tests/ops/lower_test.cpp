@@ -174,6 +174,10 @@ class Lower : public OpsTest {
       for (int64_t n = 1; n <= 100; n += 9) expect_exact(name, dtype, call, operands_of(dtype, n));
     }
   }
+  // Equal for given operands.
+  void exact_of(const char* name, at::ScalarType dtype, const Call& call, const Tensors& given) {
+    expect_exact(name, dtype, call, given);
+  }
   // At most `bound` roundings apart: of the expected number, or of 1 where that is greater.
   void near(const char* name, const DTypes& dtypes, double bound, const Call& call, const Tensors& given) {
     for (const at::ScalarType dtype : dtypes) {
@@ -400,6 +404,17 @@ TEST_F(Lower, Powers) {
   }
   exact("pow of a number", kFloats, [](Tensors& t) { return at::pow(1.3, t[0]); });
   exact("pow", kFloats, [](Tensors& t) { return at::pow(t[0], t[1]); });
+  // Eager has other code for one entry than for whole vectors.
+  for (const at::ScalarType dtype : kWideFloats) {
+    for (int64_t i = 0; i < 50; ++i) {
+      const double base = 0.9 + 0.002 * static_cast<double>(i);
+      const Tensors given = {at::full({}, static_cast<double>(i + 1), dtype), at::full({1}, base, dtype)};
+      exact_of(
+          "pow of a number by one", dtype, [=](Tensors& t) { return at::pow(base, t[0]); }, given);
+      exact_of(
+          "pow of one by one", dtype, [](Tensors& t) { return at::pow(t[1], t[0]); }, given);
+    }
+  }
 }
 
 TEST_F(Lower, Comparisons) {

@@ -336,6 +336,60 @@ TEST_CASE("fusion: steps of many tensors, operator by operator, are fused tensor
   CHECK(plan.program.size() == 100);
 }
 
+TEST_CASE("fusion: numbers that have nothing to do with each other are one group") {
+  Fusable p;
+  const BufferId shared = p.input(24);
+  std::vector<BufferId> rates;
+  for (int i = 0; i < 20; ++i) rates.push_back(p.map({p.read(p.input(1))}, 1));
+  for (BufferId& rate : rates) rate = p.map({p.read(rate)}, 1);
+  // What reads one of them in another space comes behind all of them.
+  const BufferId weight =
+      p.map_matrix({p.operand(rates[3], Access::kRead, {4, 6}, {0, 0}, 0), p.matrix(shared, Access::kRead)});
+  p.escape(weight);
+  for (const BufferId rate : rates) p.escape(rate);
+  p.check();
+  const std::vector<Members> groups = p.groups();
+  REQUIRE(groups.size() == 2);
+  CHECK(groups[0].size() == 40);
+  CHECK(groups[1] == Members{40});
+}
+
+TEST_CASE("fusion: a number that a group's end is waited for by does not join it") {
+  Fusable p;
+  const BufferId a = p.map({p.read(p.input(1))}, 1);
+  const BufferId b = p.define(test_ops().matmul, 1, {p.read(a)});
+  const BufferId c = p.map({p.read(b)}, 1);
+  const BufferId d = p.map({p.read(p.input(1))}, 1);
+  for (const BufferId end : {a, c, d}) p.escape(end);
+  p.check();
+  CHECK(p.groups() == std::vector<Members>{{0}, {2, 3}});
+}
+
+TEST_CASE("fusion: a number that is read from much memory does not wait for others") {
+  Fusable p;
+  const BufferId large = p.define(test_ops().matmul, 1024, {p.read(p.input(1024))});
+  const BufferId first = p.empty(1), other = p.input(1);
+  p.add(test_ops().map, {p.operand(large, Access::kRead, {1}, {1}, 0), p.operand(first, Access::kDefine, {1}, {1}, 0)});
+  const BufferId second = p.map({p.read(other)}, 1);
+  for (const BufferId end : {first, second}) p.escape(end);
+  p.check();
+  CHECK(p.groups() == std::vector<Members>{{1}, {2}});
+}
+
+TEST_CASE("fusion: numbers of many tensors stay in groups of bounded size") {
+  Fusable p;
+  for (int i = 0; i < 200; ++i) {
+    const BufferId count = p.input(1);
+    p.escape(count);
+    p.add(test_ops().map, {p.update(count)});
+  }
+  p.check();
+  const Plan plan = p.plan(fused_options());
+  CHECK(plan.groups.size() > 1);
+  CHECK(plan.groups.size() < 10);
+  for (const FusedGroup& group : plan.groups) CHECK(group.operands.size() <= 64);
+}
+
 // q * cos + rotate_half(q) * sin, over [4,6].
 struct Rotary : Fusable {
   BufferId q = input(24), cosine = input(24), sine = input(24);

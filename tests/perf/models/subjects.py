@@ -118,6 +118,7 @@ class Training:
         self.loss, self.update = self._loss, self.optimizer.step
         if kind == "compile":
             self.loss = torch.compile(self._loss, backend="hetero", dynamic=False)
+            self.update = torch.compile(self.optimizer.step, backend="hetero", dynamic=False)
         elif kind == "inductor":
             self.loss = torch.compile(self._loss, dynamic=False)
             self.update = torch.compile(self.optimizer.step, dynamic=False)

@@ -9,6 +9,7 @@ import torch._dynamo
 from compiled_models import ALL_MODELS, MODELS, assert_steady, compiled, gradients, numbers, state, step
 from counters import counting
 from helpers import assert_close_in_scale, assert_same, needs_hetero
+from torch import nn
 
 pytestmark = [
     needs_hetero,
@@ -126,6 +127,30 @@ def test_a_model_on_the_cpu_trains_on_the_device(unfused: None) -> None:
         assert_same(gradients(model), gradients(oracle))
     assert_same(state(model), state(oracle))  # the statistics of batch norm, written where they lie
     assert all(value.device.type == "cpu" for value in model.state_dict().values())
+
+
+def test_a_compiled_step_of_an_optimizer_is_a_kernel_for_each_tensor_and_a_few_for_all_numbers() -> None:
+    """Each parameter has a count of steps, of which each step computes factors: one kernel for all of them."""
+
+    def made(device: str) -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(4))).to(device)
+        return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    (oracle, expected), (model, optimizer) = made("cpu"), made("hetero")
+    fast = torch.compile(optimizer.step, backend="hetero")
+    for i in range(4):
+        for one, other in zip(oracle.parameters(), model.parameters(), strict=True):
+            one.grad = numbers(*one.shape) * (i + 1)
+            other.grad = one.grad.to("hetero")
+        torch.hetero.flush()
+        expected.step()
+        with counting() as seen:
+            fast()
+    torch.testing.assert_close(state(model), state(oracle))
+    assert seen.compiled_calls == 1
+    if torch.hetero.config.fusion:
+        assert seen.kernels <= len(list(model.parameters())) + 4
 
 
 def test_a_cpu_argument_is_not_copied() -> None:
