@@ -138,6 +138,7 @@ class LoopGenerator final : VectorAssembler {
       set(O::kGelu, &L::gelu);
       set(O::kSigmoid, &L::sigmoid);
       set(O::kSilu, &L::silu);
+      set(O::kMulAdd, &L::mul_add);
       return table;
     }();
     return kEmitters[static_cast<size_t>(operation)];
@@ -224,6 +225,13 @@ class LoopGenerator final : VectorAssembler {
       move(to, first);
       is_double_ ? vfmadd231pd(to, second, by) : vfmadd231ps(to, second, by);
     }
+  }
+
+  void mul_add() {
+    const bool over = dies(run_[at_].inputs[0]);
+    const Xmm factor = b(), summand = right_ ? y() : input(2), to = over ? result_in(0) : result_apart();
+    if (!over) move(to, input(0));
+    is_double_ ? vfmadd213pd(to, factor, summand) : vfmadd213ps(to, factor, summand);
   }
 
   template <Predicate kPredicate>
@@ -479,8 +487,8 @@ bool can_generate(const MapFormula& formula) {
       if (type == EntryType::kBool) return formula.form == NumberForm::kNone;
       [[fallthrough]];
     default:
-      return formula.operation < kLastCompilable && formula.from == EntryType{} &&
-             (type == EntryType::kFloat32 || type == EntryType::kFloat64);
+      return (formula.operation < kLastCompilable || formula.operation == MapOperation::kMulAdd) &&
+             formula.from == EntryType{} && (type == EntryType::kFloat32 || type == EntryType::kFloat64);
   }
 }
 
