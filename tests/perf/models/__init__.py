@@ -31,7 +31,14 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--batch", choices=("1", "larger", "both"), default="both", help="default both")
     made.add_argument("--training", action="store_true", help="whole training steps instead of inference")
     made.add_argument("--rounds", type=int, default=2, help="processes of each case; the better counts; default 2")
-    made.add_argument("--seconds", type=float, default=2.0, help="of timed calls in each process; default 2")
+    made.add_argument("--seconds", type=float, help="of timed calls in each process, or turn; default 2, or 0.25")
+    made.add_argument(
+        "--turns",
+        type=int,
+        metavar="N",
+        help="let the subjects of a model take turns, in processes that stay alive; figures are medians of N ratios, and "
+        "none are kept: for machines that others use",
+    )
     made.add_argument("--quick", action="store_true", help=f"one short round of {', '.join(QUICK)} without inductor")
     made.add_argument("--fresh", action="store_true", help="forget all earlier figures")
     made.add_argument("--again", metavar="SUBJECT,...", help="forget the figures of these subjects")
@@ -64,7 +71,7 @@ def _chosen(text: str | None, known: list[str], what: str) -> list[str]:
 
 def measure() -> list[Row]:
     """Runs what the options say; rows of the models that they name."""
-    from tests.perf.models import figures
+    from tests.perf.models import figures, turns
     from tests.perf.models.driver import CLOCK, Case, Record, json_file, run_cases
     from tests.perf.models.subjects import SUBJECTS, TRAINING
     from tests.perf.models.table import BY_NAME, MODELS, PROBE
@@ -96,8 +103,11 @@ def measure() -> list[Row]:
             groups[f"{name}/{batch}"] = [Case(kind, name, batch, subject) for subject in subjects]
             if model.family != PROBE:
                 pairs.append((name, batch))
+    if options.turns:
+        models = {key: cases for key, cases in groups.items() if BY_NAME[cases[0].model].family != PROBE}
+        return turns.measure(record, models, kind, options.turns, options.seconds or 0.25)
     if not options.show:
-        rounds, seconds = (1, 0.5) if options.quick else (options.rounds, options.seconds)
+        rounds, seconds = (1, 0.5) if options.quick else (options.rounds, options.seconds or 2.0)
         run_cases(record, groups, rounds, seconds)
     if options.markdown:
         print(figures.markdown(record, kind, pairs))

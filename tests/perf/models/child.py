@@ -1,6 +1,6 @@
 """One case in a process of its own: prints one line of JSON. `driver.py` calls it.
 
-    python -m tests.perf.models.child KIND MODEL BATCH SUBJECT REFERENCE SECONDS
+    python -m tests.perf.models.child KIND MODEL BATCH SUBJECT REFERENCE SECONDS [turns]
 
 KIND is "inference" or "training". SUBJECT "reference" computes the results in float64, counts the model's work, and
 writes both to the file REFERENCE, which the others compare their results with.
@@ -28,7 +28,7 @@ import statistics
 import torch
 
 from tests.perf.measure import flush, no_collection
-from tests.perf.models import subjects, work
+from tests.perf.models import subjects, turns, work
 from tests.perf.models.table import BY_NAME, PROBE, Inputs, Model
 
 LEAST_SAMPLE = 200e-6  # seconds; shorter calls are timed several at a time
@@ -42,26 +42,37 @@ def clock() -> Callable[[], float]:
     return time.process_time if os.environ.get("HETERO_BENCH_CLOCK") == "cpu" else time.perf_counter
 
 
-def measured(call: Callable[[], object], seconds: float) -> dict[str, Any]:
-    """Medians over so many seconds of calls, five at least."""
+def settled(call: Callable[[], object], seconds: float) -> int:
+    """Calls it for a while; returns how many calls a sample takes."""
     now = clock()
-    end = time.perf_counter() + min(SETTLE, seconds)
+    end = time.perf_counter() + seconds
     calls = 0
     start = now()
     while calls < 3 or time.perf_counter() < end:
         call()
         calls += 1
-    one = (now() - start) / calls
-    group = max(1, int(LEAST_SAMPLE / one))
+    return max(1, int(LEAST_SAMPLE / ((now() - start) / calls)))
+
+
+def sampled(call: Callable[[], object], group: int, seconds: float, least: int) -> list[float]:
+    """Seconds of a call, over so many seconds of calls; so many samples at least."""
+    now = clock()
     samples: list[float] = []
     with no_collection():
         end = time.perf_counter() + seconds
-        while len(samples) < 5 or time.perf_counter() < end:
+        while len(samples) < least or time.perf_counter() < end:
             begin = now()
             for _ in range(group):
                 result = call()
             samples.append((now() - begin) / group)
     del result
+    return samples
+
+
+def measured(call: Callable[[], object], seconds: float) -> dict[str, Any]:
+    """Medians over so many seconds of calls, five at least."""
+    group = settled(call, min(SETTLE, seconds))
+    samples = sampled(call, group, seconds, 5)
     return {
         "median_us": statistics.median(samples) * 1e6,
         "best_us": min(samples) * 1e6,
@@ -110,8 +121,10 @@ def reference(kind: str, row: Model, batch: int) -> dict[str, Any]:
     return {"work": {**made, "parameters": parameters}, "expected": expected}
 
 
-def run(kind: str, row: Model, batch: int, subject: subjects.Subject, file: Path, seconds: float) -> dict[str, Any]:
-    """What one subject takes for one model."""
+def run(
+    kind: str, row: Model, batch: int, subject: subjects.Subject, file: Path, seconds: float, in_turns: bool = False
+) -> dict[str, Any]:
+    """What one subject takes for one model; in turns it is told when to run, until it is ended."""
     expected = torch.load(file)["expected"]
     model, inputs = row.make(), row.arguments(batch)
     with torch.set_grad_enabled(kind == "training"):
@@ -125,6 +138,9 @@ def run(kind: str, row: Model, batch: int, subject: subjects.Subject, file: Path
         error = error_of(results[: row.compared], expected[: row.compared])
         if not error <= LARGEST_ERROR[subject.precision]:
             return {"reason": f"computes something else: {error:.2g} of the largest element from float64"}
+        if in_turns:
+            group = settled(call, SETTLE)
+            turns.serve(call, lambda: sampled(call, group, seconds, 3))
         times = measured(call, seconds)
         if subject.ours:
             flush()
@@ -139,7 +155,7 @@ def run(kind: str, row: Model, batch: int, subject: subjects.Subject, file: Path
 
 def main() -> None:
     """Does what the command line says."""
-    kind, name, batch, who, file, seconds = sys.argv[1:]
+    kind, name, batch, who, file, seconds, *in_turns = sys.argv[1:]
     warnings.simplefilter("ignore")
     row = BY_NAME[name]
     try:
@@ -152,7 +168,7 @@ def main() -> None:
             subject = next(subject for subject in table if subject.name == who)
             if row.family == PROBE and subject.precision != "float32":
                 raise ValueError("probes are for float32")
-            answer = run(kind, row, int(batch), subject, Path(file), float(seconds))
+            answer = run(kind, row, int(batch), subject, Path(file), float(seconds), bool(in_turns))
     except Exception as error:
         traceback.print_exc()
         lines = str(error).strip().splitlines() or [""]

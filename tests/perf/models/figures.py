@@ -111,18 +111,19 @@ def rows(record: Record, kind: str, chosen: Sequence[tuple[str, int]]) -> list[R
             ratios.append(time / peer[1])
             made.append(Row(name, time * scale, peer[1] * scale, bar, unit, peer_name=peer[0]))
         if ratios:
-            made.append(_mean_row(what, ratios, mean_bar, "/".join(peers) if len(peers) == 1 else "best peer"))
+            made.append(mean_row(what, ratios, mean_bar, "/".join(peers) if len(peers) == 1 else "best peer"))
     floors = [
         time / least
         for model, batch in chosen
         if (time := time_of(record, kind, model, batch, "saved")) and (least := floor(record, kind, model, batch))
     ]
     if floors and kind == "inference":
-        made.append(_mean_row("saved program", floors, FLOOR_BAR, "floor"))
+        made.append(mean_row("saved program", floors, FLOOR_BAR, "floor"))
     return made
 
 
-def _mean_row(what: str, ratios: Sequence[float], bar: float, peer: str) -> Row:
+def mean_row(what: str, ratios: Sequence[float], bar: float, peer: str) -> Row:
+    """The row of a geometric mean, which says how many are above 1."""
     above = sum(ratio > 1.0 for ratio in ratios)
     note = f"{above} of {len(ratios)} above 1, largest {max(ratios):.2f}"
     return Row(f"{what}: geometric mean", mean(ratios), 1.0, bar, "", peer_name=peer, note=note)

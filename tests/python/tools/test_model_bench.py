@@ -14,7 +14,7 @@ from helpers import needs_hetero
 
 from tests.perf import models as family_bench
 from tests.perf import run as bench
-from tests.perf.models import child, driver, figures, subjects, table, work
+from tests.perf.models import child, driver, figures, subjects, table, turns, work
 from tests.perf.models.driver import Case, Record, run_cases
 
 MLP = table.BY_NAME["mlp2"]
@@ -152,6 +152,62 @@ def test_rows_compare_with_the_best_peer_and_end_in_geometric_means(tmp_path: Pa
     assert "| mlp2 | 1 | 4 µs | 0.50 | – | 6 µs | onnxruntime 3 µs | 2.00 | – |" in figures.markdown(
         record, "inference", [("mlp2", 1)]
     )
+
+
+class FakePlayer:
+    """A subject without a process: the second turn finds the machine half as fast."""
+
+    ended: list[str]
+    asked: list[str]
+
+    def __init__(self, case: Case) -> None:
+        if case.subject == "onnxruntime":
+            raise RuntimeError("as it was told")
+        self.case, self.turns = case, 0
+
+    def __exit__(self, *_: object) -> None:
+        self.ended.append(self.case.subject)
+
+    def turn(self) -> tuple[float, float]:
+        self.asked.append(self.case.subject)
+        self.turns += 1
+        time = {"saved": 30.0, "openvino": 20.0, "freezing": 60.0}[self.case.subject] * (2 if self.turns == 2 else 1)
+        return time, time / 2
+
+
+def test_in_turns_the_figure_is_the_median_ratio_to_the_best_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakePlayer, "ended", [], raising=False)
+    monkeypatch.setattr(FakePlayer, "asked", [], raising=False)
+    names = ["saved", "openvino", "onnxruntime", "freezing"]
+    played = turns.play([Case("inference", "mlp2", 1, name) for name in names], 3, FakePlayer)
+    assert FakePlayer.asked == ["saved", "openvino", "freezing"] * 3
+    assert FakePlayer.ended == ["saved", "openvino", "freezing"]
+    assert played[1] == {"onnxruntime": "as it was told"}
+    row, mean = turns.rows("inference", {("mlp2", 1): played})
+    assert (row.figure, row.peer_name, row.rounds, row.best) == (1.5, "openvino", 3, 1.5)
+    assert mean.ours == pytest.approx(1.5)
+
+
+def test_in_turns_a_subject_of_ours_that_fails_is_a_row_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    (row,) = turns.rows("inference", {("mlp2", 1): ({"openvino": [(1.0, 1.0)]}, {"saved": "as it was told"})})
+    assert row.figure is None and row.note == "as it was told"
+
+
+@needs_hetero
+def test_subjects_in_turns_are_processes_that_end_when_they_are_told(tmp_path: Path) -> None:
+    case = Case("inference", "mlp2", 1, "saved")
+    file = tmp_path / "reference.pt"
+    torch.save(child.reference("inference", MLP, 1), file)
+    player = turns.Player(case, str(file), 0.01)
+    with player:
+        for _ in range(2):
+            median, least = player.turn()
+            assert 0 < least <= median
+    with pytest.raises((RuntimeError, BrokenPipeError, ValueError)):
+        player.turn()
+    (tmp_path / "other.pt").write_bytes(b"")
+    with pytest.raises(RuntimeError):
+        turns.Player(case, str(tmp_path / "other.pt"), 0.01)
 
 
 def test_a_call_beyond_the_time_limit_and_one_that_dies_are_reasons(
