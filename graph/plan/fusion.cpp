@@ -9,10 +9,10 @@
 //      mostly) if the group's builder accepts it: same space, same window on shared bytes, same
 //      row. Where it conflicts with several groups that accept it and that fit together, they
 //      become one. Groups that it conflicts with and does not join are closed.
-//   3. With nothing to join, it joins an open group that reads the same bytes, if that accepts it.
-//      A node of one point, which keeps no memory of note alive, joins the latest open group of
-//      such nodes: it costs less than a kernel of its own, and many of an optimizer's nodes are
-//      such. Otherwise it opens a group of its own.
+//   3. If it conflicts with none, it joins an open group that reads the same bytes, if that accepts
+//      it. A scalar, which is a node of one point that touches small buffers only, joins the latest
+//      open group of such nodes: it costs less than a kernel of its own, and many of an optimizer's
+//      nodes are such. Otherwise it opens a group of its own.
 //   4. A node that cannot be lowered closes all groups that it conflicts with.
 //   5. A node of which only the tail can be lowered (a product with a bias) runs its body at its
 //      own place, so nothing may wait for it: it closes all groups that it conflicts with, and its
@@ -25,7 +25,8 @@
 //      what they read run alone, or, where none does, all of them.
 //   8. A sweep from the last instruction to the first, as in dead_values.cpp, says which values are
 //      needed after their group. Only these are stored; the others get no memory.
-// The result depends on structure and windows alone, so the same trace gives the same groups.
+// The result depends on structure, windows and small buffers' sizes alone, so the same trace gives
+// the same groups.
 
 #include <algorithm>
 
@@ -40,6 +41,9 @@ constexpr uint32_t kNone = UINT32_MAX;
 constexpr uint32_t kPatience = 1024;
 // Bytes that may stay alive for longer.
 constexpr uint64_t kSmall = 256;
+// So many scalars begin a group at most. What follows each of them joins as well, and a kernel of a
+// GPU has no more than 64 operands.
+constexpr int kMostChains = 8;
 // So many groups that read the same bytes are asked.
 constexpr int kNeighbours = 2;
 
@@ -194,9 +198,8 @@ class Fuser {
       }
       if (chosen == kNone) {
         chosen = g;
-      } else if (group(chosen).builder.fits(group(g).builder)) {
-        merge(g, chosen);
-      } else if (is_wider(g, chosen) && group(chosen).builder.take_over(group(g).builder)) {
+      } else if ((is_wider(g, chosen) || group(chosen).builder.fits(group(g).builder)) &&
+                 group(chosen).builder.take_over(group(g).builder)) {
         absorb(g, chosen);
       } else if (is_wider(chosen, g) && group(g).builder.take_over(group(chosen).builder)) {
         absorb(chosen, g);
@@ -222,17 +225,6 @@ class Fuser {
   // Whether the members of `a` could be wide members of `b`.
   bool is_wider(uint32_t a, uint32_t b) { return group(a).builder.numel() > group(b).builder.numel(); }
 
-  void merge(uint32_t from, uint32_t into) {
-    for (const uint32_t n : group(from).builder.members()) {
-      const Node& node = graph_.nodes[n];
-      lower_node(graph_, node, own_.merged_lowering);
-      measure(graph_, node, own_.merged_lowering, own_.merged_footprint);
-      // fits() has said so.
-      group(into).builder.add(n, own_.merged_lowering, own_.merged_footprint);
-    }
-    absorb(from, into);
-  }
-
   // The members of `from` have become members of `into`.
   void absorb(uint32_t from, uint32_t into) {
     OpenGroup& source = group(from);
@@ -243,6 +235,7 @@ class Fuser {
     }
     target.last = std::max(target.last, source.last);
     target.scalars = target.scalars && source.scalars;
+    target.chains += source.chains;
     source.open = false;
     source.builder.begin(graph_);
   }
@@ -276,9 +269,11 @@ class Fuser {
   // The latest group of scalars, if it takes the node.
   uint32_t join_scalars(uint32_t n) {
     const uint32_t g = scalars_;
-    if (g == kNone || !group(g).open || !group(g).scalars) return kNone;
+    if (g == kNone || !group(g).open || !group(g).scalars || group(g).chains >= kMostChains) return kNone;
     if (group(g).devices != devices_ || !is_patient(g, n)) return kNone;
-    return group(g).builder.add(n, own_.lowering, own_.footprint) == FusionNote::kJoined ? g : kNone;
+    if (group(g).builder.add(n, own_.lowering, own_.footprint) != FusionNote::kJoined) return kNone;
+    ++group(g).chains;
+    return g;
   }
 
   uint32_t open(uint32_t n, FusionNote& note) {
@@ -293,6 +288,7 @@ class Fuser {
     }
     opened.open = true;
     opened.scalars = true;
+    opened.chains = 1;
     opened.devices = devices_;
     opened.last = n;
     ++own_.group_count;

@@ -39,6 +39,7 @@ struct OpenGroup {
   GroupBuilder builder;
   bool open = false;
   bool scalars = false;            // all members have one point, and touch small buffers only
+  int chains = 0;                  // scalars that joined without a conflict
   backend::DeviceSet devices = 0;  // on which its members may run
   uint32_t last = 0;               // its last member, at whose place it runs
   uint32_t number = 0;             // in the plan
@@ -52,9 +53,7 @@ struct GroupLink {
 
 struct FusionScratch {
   Lowering lowering;
-  Lowering merged_lowering;
   Footprint footprint;
-  Footprint merged_footprint;
   std::vector<std::unique_ptr<OpenGroup>> groups;  // the first group_count are in use
   uint32_t group_count = 0;
   std::vector<uint32_t> group_of;  // per node

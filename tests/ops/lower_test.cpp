@@ -413,6 +413,11 @@ TEST_F(Lower, Powers) {
           "pow of a number by one", dtype, [=](Tensors& t) { return at::pow(base, t[0]); }, given);
       exact_of(
           "pow of one by one", dtype, [](Tensors& t) { return at::pow(t[1], t[0]); }, given);
+      exact_of(
+          "pow_ of one by one", dtype, [](Tensors& t) { return t[1].pow_(t[0]); }, given);
+      const Tensors whole = {at::full({1, 1}, i - 25, at::kLong)};
+      exact_of(
+          "pow of a number by one integer", at::kLong, [=](Tensors& t) { return at::pow(base, t[0]); }, whole);
     }
   }
 }

@@ -465,6 +465,8 @@ bool can_convert(EntryType from, EntryType to) {
 
 bool can_generate(const MapFormula& formula) {
   const EntryType type = formula.type;
+  const bool computes_in_vectors =
+      formula.from == EntryType{} && (type == EntryType::kFloat32 || type == EntryType::kFloat64);
   switch (formula.operation) {
     case MapOperation::kOpaque:
       return false;
@@ -483,12 +485,13 @@ bool can_generate(const MapFormula& formula) {
     case MapOperation::kSigmoid:
     case MapOperation::kSilu:
       return type == EntryType::kFloat32 && formula.from == EntryType{};
+    case MapOperation::kMulAdd:  // of the second part, and exact
+      return formula.form != NumberForm::kLeft && computes_in_vectors;
     case MapOperation::kMul:
       if (type == EntryType::kBool) return formula.form == NumberForm::kNone;
       [[fallthrough]];
     default:
-      return (formula.operation < kLastCompilable || formula.operation == MapOperation::kMulAdd) &&
-             formula.from == EntryType{} && (type == EntryType::kFloat32 || type == EntryType::kFloat64);
+      return formula.operation < kLastCompilable && computes_in_vectors;
   }
 }
 

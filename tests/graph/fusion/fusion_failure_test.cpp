@@ -48,6 +48,21 @@ TEST_CASE("fusion: a poisoned input poisons what depends on it, and nothing else
   CHECK(got.counts.fused_groups == 0);
 }
 
+TEST_CASE("fusion: a number that is lost does not take another one with it") {
+  Fusable p;
+  const BufferId x = p.input(1), y = p.input(1);
+  p.escape(y);
+  const BufferId bad = p.define(test_ops().throws, 1, {p.read(x)});
+  const BufferId a = p.map({p.read(bad)}, 1);
+  p.add(test_ops().map, {p.update(y)});
+  p.escape(a);
+  REQUIRE(p.groups() == std::vector<Members>{{1, 2}});
+  const Results got = p.run(fused_options());
+  CHECK_FALSE(got.bindings[a].error.ok());
+  CHECK(got.bindings[y].error.ok());
+  CHECK(same_values(p, got, p.interpret()));
+}
+
 TEST_CASE("fusion: a group that cannot get its memory runs member by member") {
   Fusable p;
   const BufferId x = p.input(24);

@@ -6,6 +6,7 @@
 #include <random>
 #include <utility>
 
+#include "graph/fusion/group_builder.h"
 #include "graph/ir/lowering.h"
 #include "graph/verify/verify.h"
 #include "tests/graph/fusion/fusable.h"
@@ -340,7 +341,7 @@ TEST_CASE("fusion: numbers that have nothing to do with each other are one group
   Fusable p;
   const BufferId shared = p.input(24);
   std::vector<BufferId> rates;
-  for (int i = 0; i < 20; ++i) rates.push_back(p.map({p.read(p.input(1))}, 1));
+  for (int i = 0; i < 8; ++i) rates.push_back(p.map({p.read(p.input(1))}, 1));
   for (BufferId& rate : rates) rate = p.map({p.read(rate)}, 1);
   // What reads one of them in another space comes behind all of them.
   const BufferId weight =
@@ -350,8 +351,8 @@ TEST_CASE("fusion: numbers that have nothing to do with each other are one group
   p.check();
   const std::vector<Members> groups = p.groups();
   REQUIRE(groups.size() == 2);
-  CHECK(groups[0].size() == 40);
-  CHECK(groups[1] == Members{40});
+  CHECK(groups[0].size() == 16);
+  CHECK(groups[1] == Members{16});
 }
 
 TEST_CASE("fusion: a number that a group's end is waited for by does not join it") {
@@ -385,9 +386,21 @@ TEST_CASE("fusion: numbers of many tensors stay in groups of bounded size") {
   }
   p.check();
   const Plan plan = p.plan(fused_options());
-  CHECK(plan.groups.size() > 1);
-  CHECK(plan.groups.size() < 10);
-  for (const FusedGroup& group : plan.groups) CHECK(group.operands.size() <= 64);
+  CHECK(plan.groups.size() == 25);
+  for (const FusedGroup& group : plan.groups) CHECK(group.members.size() == 8);
+}
+
+TEST_CASE("fusion: groups that are too large together stay apart, and no member is lost") {
+  for (int first = GroupBuilder::kMaxSteps - 8; first < static_cast<int>(GroupBuilder::kMaxSteps); ++first) {
+    Fusable p;
+    const BufferId a = p.input(24), b = p.input(24);
+    for (int i = 0; i < first - 4; ++i) p.add(test_ops().map, {p.update(a)});
+    BufferId c = b;
+    for (int i = 0; i < 4; ++i) c = p.map({p.read(c), p.read(b)});
+    p.escape(p.map({p.read(a), p.read(c)}));
+    p.escape(a);
+    p.check();
+  }
 }
 
 // q * cos + rotate_half(q) * sin, over [4,6].
