@@ -6,10 +6,12 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/mm.h>
+#include <ATen/record_function.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstring>
 #include <vector>
 
 #include "backend/cpu/convolution/patches.h"
@@ -32,7 +34,7 @@ using backend::Element;
 using backend::Matvec;
 
 // With less weight, looking up who is fastest takes as long as the product. In programs with bound
-// addresses those of few rows are computed by backend::matvec, all others by the stock kernel.
+// addresses those of few rows are computed by backend::matvec, all others as the stock kernel does.
 constexpr int64_t kSmallestWeight = 16 << 10;
 // With fewer, packing the weight takes longer than multiplying it.
 constexpr int64_t kFewestRowsToPack = 64;
@@ -54,6 +56,7 @@ struct Product {
   int x, w, bias, out;  // operands; bias is -1 where there is none
   LinearShape shape;
   bool is_small = false;   // computed by matvec, whatever would be measured
+  bool is_stock = false;   // computed as the stock kernel does, whatever would be measured
   bool of_pixels = false;  // x and out are images with their channels last
 };
 
@@ -130,8 +133,9 @@ bool recognize(const graph::Invocation& invocation, LinearKind kind, Product& pr
   const bool x_columns = x.column_stride != 1 || (m > 1 && x.row_stride < k);
   if (x_columns && !(x.row_stride == 1 && x.column_stride >= m)) return false;
   if (k * n < kSmallestWeight) {
-    product.is_small = m <= backend::kMaxMatvecRows && !x_columns && !is_forced();
-    if (!product.is_small || !(prepares || PackedWeights::stay(invocation, product.w))) return false;
+    const bool stays = prepares || PackedWeights::stay(invocation, product.w);
+    product.is_small = stays && m <= backend::kMaxMatvecRows && !x_columns && !is_forced();
+    product.is_stock = !product.is_small;
   }
   if (out.column_stride != 1 || (m > 1 && out.row_stride < n)) return false;
   const bool columns = w.column_stride == 1 && w.row_stride >= n;
@@ -163,7 +167,7 @@ bool recognize(const graph::Invocation& invocation, LinearKind kind, Product& pr
     if (!plain_addmm(invocation)) return false;
     product.call.bias = address(product.bias, bias.offset);
   }
-  product.shape = shape_of(product.call, invocation.leads);
+  if (!product.is_stock) product.shape = shape_of(product.call, invocation.leads);
   return true;
 }
 
@@ -478,11 +482,45 @@ bool run_by(Implementation implementation, const graph::Invocation& invocation, 
   return false;
 }
 
+// PyTorch's settings let oneDNN round what it multiplies.
+bool stock_rounds() {
+  const at::Float32Precision precision =
+      at::globalContext().float32Precision(at::Float32Backend::MKLDNN, at::Float32Op::MATMUL);
+  return precision == at::Float32Precision::TF32 || precision == at::Float32Precision::BF16;
+}
+
+// Calls BLAS as the stock kernel does, without what comes before it there, which takes longer than
+// a small product. The bits are the same. False where the stock kernel may do something else.
+bool run_as_stock(const Matvec& call, LinearKind kind) {
+  const bool is_plain = call.n > 1 && !call.x_columns && call.x_stride >= call.k && call.y_stride >= call.n;
+  if (kind == LinearKind::kBmm || call.element != Element::kFloat32 || !is_plain || !has_sgemm() || stock_rounds() ||
+      at::hasCallbacks()) {
+    return false;
+  }
+  float* const y = static_cast<float*>(call.y);
+  for (int64_t i = 0; call.bias != nullptr && i < call.m; ++i) {
+    std::memcpy(y + i * call.y_stride, call.bias, static_cast<size_t>(call.n) * sizeof(float));
+  }
+  sgemm({.b_transposed = !call.columns,
+         .accumulate = call.bias != nullptr,
+         .m = call.m,
+         .n = call.n,
+         .k = call.k,
+         .a = static_cast<const float*>(call.x),
+         .lda = call.x_stride,
+         .b = static_cast<const float*>(call.w),
+         .ldb = call.w_stride,
+         .c = y,
+         .ldc = call.y_stride});
+  return true;
+}
+
 bool run_product(const graph::Invocation& invocation, LinearKind kind) {
   if (!last_bits_may_vary()) return false;
   Product product;
   if (!recognize(invocation, kind, product)) return false;
   Isolated isolated;
+  if (product.is_stock) return run_as_stock(product.call, kind);
   PackedWeights* const weights = packed_weights(invocation, product);
   if (weights != nullptr) weights->note_use();
   return run_by(choose_now(invocation, product, weights), invocation, product);
@@ -513,7 +551,7 @@ template <LinearKind kind>
 void prepare_linear(const graph::Invocation& invocation) {
   if (invocation.part == graph::Part::kTail) return;
   Product product;
-  if (!last_bits_may_vary() || !recognize(invocation, kind, product, true)) return;
+  if (!last_bits_may_vary() || !recognize(invocation, kind, product, true) || product.is_stock) return;
   if (product.is_small) {
     if (PackedWeights* const weights = PackedWeights::of_operand(invocation, product.w)) {
       weights->note_that_bytes_stay();
@@ -576,7 +614,7 @@ void run_linears(const graph::Invocation* calls, size_t count) {
     for (size_t i = 0; i < count; ++i) {
       Product product;
       const LinearKind kind = calls[i].node->operand_count == 4 ? LinearKind::kAddmm : LinearKind::kMm;
-      if (!allowed || !recognize(calls[i], kind, product)) continue;
+      if (!allowed || !recognize(calls[i], kind, product) || product.is_stock) continue;
       PackedWeights* const weights = packed_weights(calls[i], product);
       Products* const products = products_of(choose_now(calls[i], product, weights));
       if (products != nullptr && products->add(i, product.call) && weights != nullptr) weights->note_use();

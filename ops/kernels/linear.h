@@ -13,7 +13,8 @@
 // The gradient of a weight is such a product too. Its x is transposed, which all implementations
 // take except the one for few rows.
 //
-// The stock kernel runs unusual and other small products, and every product with fusion off or
+// Other small products of float32 call BLAS as the stock kernel does, and have its bits without its
+// way there. The stock kernel runs unusual products, and every product with fusion off or
 // config().verify, which compares bits. The others' results differ from eager's in the last bits:
 // sums are kept in float32 and rounded once, as eager's are, but added in another order.
 //

@@ -17,6 +17,7 @@
 #include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <limits>
 #include <thread>
 
@@ -44,6 +45,8 @@ bool close(const at::Tensor& actual, const at::Tensor& expected, int64_t k) {
   return at::allclose(host.to(at::kDouble), expected.to(at::kDouble), relative,
                       1e-5 * std::sqrt(static_cast<double>(k)));
 }
+
+using Move = std::function<at::Tensor(const at::Tensor&)>;
 
 class Linear : public OpsTest {
  public:
@@ -205,6 +208,33 @@ TEST_F(Linear, WithFusionOffTheStockKernelRuns) {
   expect_same(at::addmm(on_device(bias), on_device(x), on_device(w).t()), at::addmm(bias, x, w.t()));
   EXPECT_EQ(own_runs(), before);
   EXPECT_EQ(linear_counts().packed_bytes, 0);
+}
+
+TEST_F(Linear, SmallProductsHaveEagersBits) {
+  for (const int64_t m : {1, 2, 7, 8, 31, 100}) {
+    for (const int64_t n : {1, 2, 5, 16, 33, 64}) {
+      for (const int64_t k : {1, 3, 8, 40, 100}) {
+        const at::Tensor x = numbers({m, k}, 1), weight = numbers({n, k}, 2), bias = numbers({n}, 3);
+        const at::Tensor rows = numbers({m, n}, 4), wide = numbers({m, k + 3}, 5);
+        const auto expect_same = [&](const char* what, const std::function<at::Tensor(const Move&)>& product) {
+          const at::Tensor expected = product([](const at::Tensor& tensor) { return tensor; });
+          for (int i = 0; i < 2; ++i) {
+            const at::Tensor actual = product([](const at::Tensor& tensor) { return on_device(tensor); });
+            EXPECT_TRUE(at::equal(actual.cpu(), expected)) << what << ": " << m << " x " << n << " x " << k;
+          }
+        };
+        expect_same("addmm", [&](const Move& to) { return at::addmm(to(bias), to(x), to(weight).t()); });
+        expect_same("mm", [&](const Move& to) { return at::mm(to(x), to(weight).t()); });
+        expect_same("columns", [&](const Move& to) { return at::addmm(to(bias), to(x), to(weight.t().contiguous())); });
+        expect_same("x transposed", [&](const Move& to) { return at::mm(to(x.t().contiguous()).t(), to(weight).t()); });
+        expect_same("a row", [&](const Move& to) { return at::addmm(to(bias.view({1, n})), to(x), to(weight).t()); });
+        expect_same("a matrix", [&](const Move& to) { return at::addmm(to(rows), to(x), to(weight).t()); });
+        expect_same("gaps",
+                    [&](const Move& to) { return at::addmm(to(bias), to(wide).narrow(1, 1, k), to(weight).t()); });
+        expect_same("numbers", [&](const Move& to) { return at::addmm(to(bias), to(x), to(weight).t(), 0.5, 2); });
+      }
+    }
+  }
 }
 
 TEST_F(Linear, WhatIsUnusualGoesToTheStockKernel) {
