@@ -493,8 +493,9 @@ bool stock_rounds() {
 // a small product. The bits are the same. False where the stock kernel may do something else.
 bool run_as_stock(const Matvec& call, LinearKind kind) {
   const bool is_plain = call.n > 1 && !call.x_columns && call.x_stride >= call.k && call.y_stride >= call.n;
+  const bool is_observed = at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION).has_value();
   if (kind == LinearKind::kBmm || call.element != Element::kFloat32 || !is_plain || !has_sgemm() || stock_rounds() ||
-      at::hasCallbacks()) {
+      is_observed) {
     return false;
   }
   float* const y = static_cast<float*>(call.y);
