@@ -12,6 +12,7 @@
 #include <array>
 #include <atomic>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "backend/cpu/convolution/patches.h"
@@ -47,6 +48,7 @@ constexpr double kTermsOfPass = 32;
 constexpr int kMostTries = 3;
 
 std::atomic<int64_t> measurements;
+std::atomic<int64_t> stock_calls;  // of BLAS, in place of the stock kernel
 std::atomic<int> forced{-1};
 
 // ---- recognizing a product ----------------------------------------------------------------------
@@ -133,9 +135,10 @@ bool recognize(const graph::Invocation& invocation, LinearKind kind, Product& pr
   const bool x_columns = x.column_stride != 1 || (m > 1 && x.row_stride < k);
   if (x_columns && !(x.row_stride == 1 && x.column_stride >= m)) return false;
   if (k * n < kSmallestWeight) {
-    const bool stays = prepares || PackedWeights::stay(invocation, product.w);
-    product.is_small = stays && m <= backend::kMaxMatvecRows && !x_columns && !is_forced();
+    const bool has_few_rows = m <= backend::kMaxMatvecRows && !x_columns && !is_forced();
+    product.is_small = has_few_rows && (prepares || PackedWeights::stay(invocation, product.w));
     product.is_stock = !product.is_small;
+    if (product.is_stock && (batched || *element != Element::kFloat32)) return false;
   }
   if (out.column_stride != 1 || (m > 1 && out.row_stride < n)) return false;
   const bool columns = w.column_stride == 1 && w.row_stride >= n;
@@ -490,14 +493,17 @@ bool stock_rounds() {
 }
 
 // Calls BLAS as the stock kernel does, without what comes before it there, which takes longer than
-// a small product. The bits are the same. False where the stock kernel may do something else.
-bool run_as_stock(const Matvec& call, LinearKind kind) {
+// a small product. The bits are the same. False where the stock kernel may do something else, or
+// its bias is the work of several threads.
+bool run_as_stock(Matvec call) {
+  constexpr int64_t kGrain = 32768;  // at::internal::GRAIN_SIZE
   const bool is_plain = call.n > 1 && !call.x_columns && call.x_stride >= call.k && call.y_stride >= call.n;
   const bool is_observed = at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION).has_value();
-  if (kind == LinearKind::kBmm || call.element != Element::kFloat32 || !is_plain || !has_sgemm() || stock_rounds() ||
-      is_observed) {
-    return false;
-  }
+  if (!is_plain || call.m * call.n > kGrain || !has_sgemm() || stock_rounds() || is_observed) return false;
+  // As at::native::cpublas::gemm has them: a stride over one row or column may be any number.
+  if (call.m == 1) call.x_stride = call.k, call.y_stride = call.n;
+  if (call.k == 1 && call.columns) call.w_stride = call.n;
+  if (std::max({call.x_stride, call.y_stride, call.w_stride}) > std::numeric_limits<int>::max()) return false;
   float* const y = static_cast<float*>(call.y);
   for (int64_t i = 0; call.bias != nullptr && i < call.m; ++i) {
     std::memcpy(y + i * call.y_stride, call.bias, static_cast<size_t>(call.n) * sizeof(float));
@@ -513,6 +519,7 @@ bool run_as_stock(const Matvec& call, LinearKind kind) {
          .ldb = call.w_stride,
          .c = y,
          .ldc = call.y_stride});
+  ++stock_calls;
   return true;
 }
 
@@ -521,7 +528,7 @@ bool run_product(const graph::Invocation& invocation, LinearKind kind) {
   Product product;
   if (!recognize(invocation, kind, product)) return false;
   Isolated isolated;
-  if (product.is_stock) return run_as_stock(product.call, kind);
+  if (product.is_stock) return run_as_stock(product.call);
   PackedWeights* const weights = packed_weights(invocation, product);
   if (weights != nullptr) weights->note_use();
   return run_by(choose_now(invocation, product, weights), invocation, product);
@@ -651,6 +658,7 @@ LinearCounts linear_counts() {
   take(Implementation::kTiles, OwnKernel::kTileProduct);
   take(Implementation::kPackedBlas, OwnKernel::kPackedBlasProduct);
   counts.measurements = measurements;
+  counts.stock_calls = stock_calls;
   counts.packed_bytes = packed_weight_bytes();
   return counts;
 }

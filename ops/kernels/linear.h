@@ -66,6 +66,7 @@ void prepare_pixel_product(const graph::Invocation& invocation, const PixelProdu
 // measured.
 struct LinearCounts {
   int64_t runs[kLinearImplementations] = {};
+  int64_t stock_calls = 0;  // of BLAS, in place of the stock kernel
   int64_t measurements = 0;
   int64_t packed_bytes = 0;  // of all weights that are packed now
 };

@@ -211,6 +211,7 @@ TEST_F(Linear, WithFusionOffTheStockKernelRuns) {
 }
 
 TEST_F(Linear, SmallProductsHaveEagersBits) {
+  const int64_t before = linear_counts().stock_calls;
   for (const int64_t m : {1, 2, 7, 8, 31, 100}) {
     for (const int64_t n : {1, 2, 5, 16, 33, 64}) {
       for (const int64_t k : {1, 3, 8, 40, 100}) {
@@ -235,6 +236,20 @@ TEST_F(Linear, SmallProductsHaveEagersBits) {
       }
     }
   }
+  EXPECT_GT(linear_counts().stock_calls - before, 1000);
+}
+
+// Strides over one row or column may be any number, also one that BLAS has no type for.
+TEST_F(Linear, SmallProductsOfOneRowMayHaveAnyStrides) {
+  constexpr int64_t kFar = int64_t{1} << 32;
+  const at::Tensor x = numbers({8}, 1), w = numbers({8, 4}, 2), column = numbers({5, 1}, 3), row = numbers({4}, 4);
+  const at::Tensor there = on_device(x), w_there = on_device(w), row_there = on_device(row);
+  const int64_t before = linear_counts().stock_calls;
+  for (int i = 0; i < 2; ++i) {
+    expect_same(at::mm(there.as_strided({1, 8}, {kFar, 1}), w_there), at::mm(x.view({1, 8}), w));
+    expect_same(at::mm(on_device(column), row_there.as_strided({1, 4}, {kFar, 1})), at::mm(column, row.view({1, 4})));
+  }
+  EXPECT_EQ(linear_counts().stock_calls - before, 4);
 }
 
 TEST_F(Linear, WhatIsUnusualGoesToTheStockKernel) {
