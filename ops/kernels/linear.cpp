@@ -11,8 +11,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cstring>
-#include <limits>
 #include <vector>
 
 #include "backend/cpu/convolution/patches.h"
@@ -497,28 +495,15 @@ bool stock_rounds() {
 // its bias is the work of several threads.
 bool run_as_stock(Matvec call) {
   constexpr int64_t kGrain = 32768;  // at::internal::GRAIN_SIZE
-  const bool is_plain = call.n > 1 && !call.x_columns && call.x_stride >= call.k && call.y_stride >= call.n;
-  const bool is_observed = at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION).has_value();
-  if (!is_plain || call.m * call.n > kGrain || !has_sgemm() || stock_rounds() || is_observed) return false;
+  if (call.n == 1 || call.x_columns || call.x_stride < call.k || call.y_stride < call.n) return false;
   // As at::native::cpublas::gemm has them: a stride over one row or column may be any number.
   if (call.m == 1) call.x_stride = call.k, call.y_stride = call.n;
   if (call.k == 1 && call.columns) call.w_stride = call.n;
-  if (std::max({call.x_stride, call.y_stride, call.w_stride}) > std::numeric_limits<int>::max()) return false;
-  float* const y = static_cast<float*>(call.y);
-  for (int64_t i = 0; call.bias != nullptr && i < call.m; ++i) {
-    std::memcpy(y + i * call.y_stride, call.bias, static_cast<size_t>(call.n) * sizeof(float));
+  if (call.m * call.n > kGrain || !fits_blas(call) || !has_sgemm() || stock_rounds() ||
+      at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION)) {
+    return false;
   }
-  sgemm({.b_transposed = !call.columns,
-         .accumulate = call.bias != nullptr,
-         .m = call.m,
-         .n = call.n,
-         .k = call.k,
-         .a = static_cast<const float*>(call.x),
-         .lda = call.x_stride,
-         .b = static_cast<const float*>(call.w),
-         .ldb = call.w_stride,
-         .c = y,
-         .ldc = call.y_stride});
+  sgemm(gemm_over_bias(call));
   ++stock_calls;
   return true;
 }

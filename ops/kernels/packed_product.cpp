@@ -18,12 +18,6 @@ using Implementation = LinearImplementation;
 using backend::Element;
 using backend::Matvec;
 
-// A BLAS counts in int.
-bool fits_blas(const Matvec& call) {
-  constexpr int64_t kMost = std::numeric_limits<int>::max();
-  return std::max({call.m, call.n, call.k, call.x_stride, call.w_stride, call.y_stride}) <= kMost;
-}
-
 backend::Gemm gemm_of(const Matvec& call) {
   return {.a_transposed = call.x_columns,
           .b_transposed = !call.columns,
@@ -40,7 +34,14 @@ backend::Gemm gemm_of(const Matvec& call) {
           .ldc = std::max(call.y_stride, call.n)};
 }
 
-void multiply_by_blas(const Matvec& call) {
+}  // namespace
+
+bool fits_blas(const Matvec& call) {
+  constexpr int64_t kMost = std::numeric_limits<int>::max();
+  return std::max({call.m, call.n, call.k, call.x_stride, call.w_stride, call.y_stride}) <= kMost;
+}
+
+backend::Gemm gemm_over_bias(const Matvec& call) {
   constexpr int64_t kCopiedPerThread = 32 << 10;
   const backend::Gemm gemm = gemm_of(call);
   if (call.bias != nullptr) {
@@ -50,10 +51,8 @@ void multiply_by_blas(const Matvec& call) {
       }
     });
   }
-  sgemm_packed(gemm, call.packed);
+  return gemm;
 }
-
-}  // namespace
 
 bool may_use_tiles(Element element) {
   return config().tiles.load(std::memory_order_relaxed) && backend::has_tiles_for(element) && has_sgemm();
@@ -115,7 +114,7 @@ void multiply_packed(Implementation implementation, const Matvec& call, backend:
     case Implementation::kPackedTiles:
       return backend::tile_gemm(call, plain);
     case Implementation::kPackedBlas:
-      return multiply_by_blas(call);
+      return sgemm_packed(gemm_over_bias(call), call.packed);
     default:
       return backend::panel_gemm(call);
   }

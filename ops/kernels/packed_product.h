@@ -13,6 +13,12 @@
 
 namespace hetero::ops {
 
+// Whether a BLAS, which counts in int, can have the call.
+bool fits_blas(const backend::Matvec& call);
+// The call as BLAS has it, once the bias is in the rows of y, to which it adds. REQUIRES: float32;
+// fits_blas().
+backend::Gemm gemm_over_bias(const backend::Matvec& call);
+
 // Whether products of such elements may run on the tile unit, as things are configured.
 bool may_use_tiles(backend::Element element);
 

@@ -174,9 +174,17 @@ class Lower : public OpsTest {
       for (int64_t n = 1; n <= 100; n += 9) expect_exact(name, dtype, call, operands_of(dtype, n));
     }
   }
-  // Equal for given operands.
-  void exact_of(const char* name, at::ScalarType dtype, const Call& call, const Tensors& given) {
-    expect_exact(name, dtype, call, given);
+  // Equal for these operands.
+  void expect_exact(const char* name, at::ScalarType dtype, const Call& call, const Tensors& operands) {
+    at::Tensor actual, expected;
+    if (!run(name, dtype, call, operands, actual, expected)) return;
+    const Difference difference = difference_of(actual, expected);
+    if (difference.count == 0) return;
+    ADD_FAILURE() << name << " of " << dtype << "[" << operands[0].numel() << "]: " << difference.count
+                  << " entries differ, up to " << difference.largest << " roundings; entry " << difference.first
+                  << " is " << entry(actual, difference.first) << " instead of " << entry(expected, difference.first)
+                  << ", operands " << entry(operands[0], difference.first) << ", "
+                  << (operands.size() > 1 ? entry(operands[1], difference.first) : at::Scalar(0));
   }
   // At most `bound` roundings apart: of the expected number, or of 1 where that is greater.
   void near(const char* name, const DTypes& dtypes, double bound, const Call& call, const Tensors& given) {
@@ -236,18 +244,6 @@ class Lower : public OpsTest {
     EXPECT_EQ(actual.sizes(), expected.sizes()) << name << " of " << dtype;
     return !lowered_calls.empty() && refused_calls.empty() && actual.scalar_type() == expected.scalar_type() &&
            actual.sizes() == expected.sizes();
-  }
-
-  void expect_exact(const char* name, at::ScalarType dtype, const Call& call, const Tensors& operands) {
-    at::Tensor actual, expected;
-    if (!run(name, dtype, call, operands, actual, expected)) return;
-    const Difference difference = difference_of(actual, expected);
-    if (difference.count == 0) return;
-    ADD_FAILURE() << name << " of " << dtype << "[" << operands[0].numel() << "]: " << difference.count
-                  << " entries differ, up to " << difference.largest << " roundings; entry " << difference.first
-                  << " is " << entry(actual, difference.first) << " instead of " << entry(expected, difference.first)
-                  << ", operands " << entry(operands[0], difference.first) << ", "
-                  << (operands.size() > 1 ? entry(operands[1], difference.first) : at::Scalar(0));
   }
 
   int threads_ = 1;
@@ -409,14 +405,14 @@ TEST_F(Lower, Powers) {
     for (int64_t i = 0; i < 50; ++i) {
       const double base = 0.9 + 0.002 * static_cast<double>(i);
       const Tensors given = {at::full({}, static_cast<double>(i + 1), dtype), at::full({1}, base, dtype)};
-      exact_of(
+      expect_exact(
           "pow of a number by one", dtype, [=](Tensors& t) { return at::pow(base, t[0]); }, given);
-      exact_of(
+      expect_exact(
           "pow of one by one", dtype, [](Tensors& t) { return at::pow(t[1], t[0]); }, given);
-      exact_of(
+      expect_exact(
           "pow_ of one by one", dtype, [](Tensors& t) { return t[1].pow_(t[0]); }, given);
       const Tensors whole = {at::full({1, 1}, i - 25, at::kLong)};
-      exact_of(
+      expect_exact(
           "pow of a number by one integer", at::kLong, [=](Tensors& t) { return at::pow(base, t[0]); }, whole);
     }
   }
