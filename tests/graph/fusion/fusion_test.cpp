@@ -355,7 +355,7 @@ TEST_CASE("fusion: numbers that have nothing to do with each other are one group
   CHECK(groups[1] == Members{16});
 }
 
-TEST_CASE("fusion: a number that a group's end is waited for by does not join it") {
+TEST_CASE("fusion: a number that waits for a group's reader does not join that group") {
   Fusable p;
   const BufferId a = p.map({p.read(p.input(1))}, 1);
   const BufferId b = p.define(test_ops().matmul, 1, {p.read(a)});

@@ -48,10 +48,8 @@ class Player:
                 self._process.wait()
                 raise RuntimeError(json.loads(line)["reason"])
 
-    def __enter__(self) -> Player:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Ends the process."""
         self._process.kill()
         self._process.wait()
 
@@ -92,7 +90,7 @@ def play(cases: Iterable[Case], turns: int, start: Play) -> tuple[Times, dict[st
                 times[subject].append(player.turn())
     finally:
         for player in players.values():
-            player.__exit__()
+            player.close()
     return times, reasons
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -165,7 +166,7 @@ class FakePlayer:
             raise RuntimeError("as it was told")
         self.case, self.turns = case, 0
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self.ended.append(self.case.subject)
 
     def turn(self) -> tuple[float, float]:
@@ -199,7 +200,7 @@ def test_subjects_in_turns_are_processes_that_end_when_they_are_told(tmp_path: P
     file = tmp_path / "reference.pt"
     torch.save(child.reference("inference", MLP, 1), file)
     player = turns.Player(case, str(file), 0.01)
-    with player:
+    with contextlib.closing(player):
         for _ in range(2):
             median, least = player.turn()
             assert 0 < least <= median
