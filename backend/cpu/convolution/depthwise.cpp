@@ -1,6 +1,6 @@
 // 1. Divide the outputs of all images into blocks of a row, and these over parallel_for.
-// 2. A kernel of the instruction set computes a block in float32 where it has one for the number of
-//    columns and the stride (DepthwiseRow).
+// 2. A kernel of the instruction set computes a block where it has one for the number of columns and
+//    the stride (DepthwiseRow).
 // 3. Otherwise, outputs of a block that have the same taps within the image are computed together,
 //    others one by one, by the taps that meet the image.
 
@@ -30,11 +30,9 @@ constexpr int64_t kFollowedBytes = 48 << 10;
 const DepthwiseKernels::Rows* row_kernels(const Depthwise& call, const DepthwiseKernels& kernels) {
   const ConvolutionGeometry& g = call.geometry;
   const bool has_columns = g.kernel_width == 3 || g.kernel_width == 5 || g.kernel_width == 7;
-  if (call.element != Element::kFloat32 || !has_columns || g.dilation_x != 1 || g.stride_x > 2 ||
-      g.channels < kernels.row_channels) {
-    return nullptr;
-  }
-  const auto& rows = kernels.row[static_cast<size_t>(g.stride_x - 1)][static_cast<size_t>(g.kernel_width / 2 - 1)];
+  if (!has_columns || g.dilation_x != 1 || g.stride_x > 2 || g.channels < kernels.row_channels) return nullptr;
+  const auto& rows = kernels.row[static_cast<size_t>(call.element)][static_cast<size_t>(g.stride_x - 1)]
+                                [static_cast<size_t>(g.kernel_width / 2 - 1)];
   return rows[0] != nullptr ? &rows : nullptr;
 }
 
@@ -46,19 +44,18 @@ void compute_row(const Depthwise& call, const DepthwiseKernels::Rows& kernels, i
   const Taps rows(top, g.kernel_height, g.dilation_y, g.height);
   const bool meets = rows.last > rows.first;
   const int64_t row = meets ? top + rows.first * g.dilation_y : 0;
-  const auto* const plane = static_cast<const float*>(call.input) + image * g.pixels() * g.channels;
-  DepthwiseRow block{.input = plane + row * g.width * g.channels,
+  DepthwiseRow block{.input = element_at(call.input, (image * g.height + row) * g.width * g.channels, call.element),
                      .input_row = g.dilation_y * g.width * g.channels,
                      .width = g.width,
                      .left = 0,
                      .taps = call.taps + (meets ? rows.first * g.kernel_width * g.channels : 0),
                      .rows = static_cast<int>(rows.last - rows.first),
-                     .bias = static_cast<const float*>(call.bias),
+                     .bias = call.bias,
                      .output = nullptr,
                      .channels = g.channels};
   for (int64_t x = first; x < last; x += together) {
     block.left = x * g.stride_x - g.padding_x;
-    block.output = reinterpret_cast<float*>(to) + (x - first) * g.channels;
+    block.output = to + (x - first) * g.channels * element_bytes(call.element);
     kernels[static_cast<size_t>(std::min(together, last - x) - 1)](block);
   }
 }

@@ -36,18 +36,18 @@ struct DepthwiseBlock {
   int64_t channels;
 };
 
-// Neighbouring outputs of a row in float32, by kernels of few columns that are not dilated: each
-// pixel is loaded once for all outputs that it meets, and pixels beside the image are left out.
+// Neighbouring outputs of a row, by kernels of few columns that are not dilated: each pixel is
+// loaded once for all outputs that it meets, and pixels beside the image are left out.
 inline constexpr int kDepthwiseRow = 8;
 struct DepthwiseRow {
-  const float* input;  // the image's first pixel of the row that the first tap meets
-  int64_t input_row;   // from a row to the one below it
-  int64_t width;       // of the image
-  int64_t left;        // the column that the first tap of the first output meets
-  const float* taps;   // the first row of them that meets the image
-  int rows;            // of taps that meet the image
-  const float* bias;   // or null
-  float* output;
+  const void* input;  // the image's first pixel of the row that the first tap meets
+  int64_t input_row;  // from a row to the one below it, in elements
+  int64_t width;      // of the image
+  int64_t left;       // the column that the first tap of the first output meets
+  const float* taps;  // the first row of them that meets the image
+  int rows;           // of taps that meet the image
+  const void* bias;   // or null
+  void* output;
   int64_t channels;  // a whole vector of them at least
 };
 
@@ -67,10 +67,10 @@ struct DepthwiseSums {
 struct DepthwiseKernels {
   // By the element, and the number of outputs, less one.
   std::array<std::array<void (*)(const DepthwiseBlock&), kDepthwiseBlock>, 3> block;
-  // By the stride, the number of columns of the kernel (3, 5 or 7), and that of outputs, less one.
-  // None for 3 columns and a stride of 2, where each pixel meets few outputs.
+  // By the element, the stride, the number of columns of the kernel (3, 5 or 7), and that of
+  // outputs, less one. None for 3 columns and a stride of 2, where each pixel meets few outputs.
   using Rows = std::array<void (*)(const DepthwiseRow&), kDepthwiseRow>;
-  std::array<std::array<Rows, 3>, 2> row;
+  std::array<std::array<std::array<Rows, 3>, 2>, 3> row;
   int64_t row_channels;  // as many at least
   void (*sums)(const DepthwiseSums&);
 };
@@ -168,14 +168,16 @@ void depthwise_block(const DepthwiseBlock& block) {
 
 // A vector of channels. Taps beside the image add nothing, so each sum has the order of
 // depthwise_vectors.
-template <typename Vector, int kColumns, int kStride, int kOutputs, bool whole>
+template <typename Vector, typename E, int kColumns, int kStride, int kOutputs, bool whole>
 inline __attribute__((always_inline)) void depthwise_row_vector(const DepthwiseRow& call, int64_t channel) {
+  using Stored = typename E::Stored;
   const int64_t channels = call.channels;
   Vector sums[kOutputs];
-  const Vector bias = call.bias == nullptr ? Vector::zero() : Vector::load(call.bias + channel);
+  const Vector bias =
+      call.bias == nullptr ? Vector::zero() : E::load_one(static_cast<const Stored*>(call.bias) + channel);
   times<kOutputs>([&](auto i) __attribute__((always_inline)) { sums[i] = bias; });
   const float* taps = call.taps + channel;
-  const float* input = call.input + channel;
+  const Stored* input = static_cast<const Stored*>(call.input) + channel;
   const int64_t left = call.left * channels;
   for (int y = call.rows; y > 0; --y, taps += kColumns * channels, input += call.input_row) {
     Vector weights[kColumns];
@@ -183,7 +185,7 @@ inline __attribute__((always_inline)) void depthwise_row_vector(const DepthwiseR
     int64_t at = left;
     times<(kOutputs - 1) * kStride + kColumns>([&](auto p) __attribute__((always_inline)) {
       if (whole || static_cast<uint64_t>(call.left + p) < static_cast<uint64_t>(call.width)) {
-        const Vector met = Vector::load(input + at);
+        const Vector met = E::load_one(input + at);
         times<kOutputs>([&](auto i) __attribute__((always_inline)) {
           constexpr int x = p - i * kStride;
           if constexpr (x >= 0 && x < kColumns) sums[i] = Vector::fma(met, weights[x], sums[i]);
@@ -193,19 +195,20 @@ inline __attribute__((always_inline)) void depthwise_row_vector(const DepthwiseR
       asm("" : "+r"(at));  // otherwise all of them are computed ahead, and spilled
     });
   }
-  times<kOutputs>([&](auto i) __attribute__((always_inline)) { sums[i].store(call.output + i * channels + channel); });
+  Stored* const output = static_cast<Stored*>(call.output) + channel;
+  times<kOutputs>([&](auto i) __attribute__((always_inline)) { E::narrow_one(sums[i], output + i * channels); });
 }
 
-template <typename Vector, int kColumns, int kStride, int kOutputs>
+template <typename Vector, typename E, int kColumns, int kStride, int kOutputs>
 void depthwise_row(const DepthwiseRow& call) {
   const auto all = [&](auto whole) __attribute__((always_inline)) {
     int64_t channel = 0;
     for (; channel + Vector::kWidth <= call.channels; channel += Vector::kWidth) {
-      depthwise_row_vector<Vector, kColumns, kStride, kOutputs, whole>(call, channel);
+      depthwise_row_vector<Vector, E, kColumns, kStride, kOutputs, whole>(call, channel);
     }
     if (channel == call.channels) return;
     // Some of them once more.
-    depthwise_row_vector<Vector, kColumns, kStride, kOutputs, whole>(call, call.channels - Vector::kWidth);
+    depthwise_row_vector<Vector, E, kColumns, kStride, kOutputs, whole>(call, call.channels - Vector::kWidth);
   };
   if (call.left >= 0 && call.left + (kOutputs - 1) * kStride + kColumns <= call.width) {
     all(std::true_type());
@@ -324,19 +327,23 @@ constexpr DepthwiseKernels make_depthwise_kernels() {
     using Blocks = decltype(DepthwiseKernels::block)::value_type;
     return Blocks{&depthwise_block<Vector, Floats, One, i + 1>...};
   };
-  const auto rows =
-      []<int columns, int stride, int... i>(Index<columns>, Index<stride>, std::integer_sequence<int, i...>) {
-    return DepthwiseKernels::Rows{&depthwise_row<Vector, columns, stride, i + 1>...};
+  const auto rows = []<typename One>(One) {
+    const auto some =
+        []<int columns, int stride, int... i>(Index<columns>, Index<stride>, std::integer_sequence<int, i...>) {
+      return DepthwiseKernels::Rows{&depthwise_row<Vector, One, columns, stride, i + 1>...};
+    };
+    constexpr auto kRows = std::make_integer_sequence<int, kDepthwiseRow>();
+    using Strides = decltype(DepthwiseKernels::row)::value_type;
+    return Strides{
+        {{some(Index<3>(), Index<1>(), kRows), some(Index<5>(), Index<1>(), kRows),
+          some(Index<7>(), Index<1>(), kRows)},
+         {DepthwiseKernels::Rows{}, some(Index<5>(), Index<2>(), kRows), some(Index<7>(), Index<2>(), kRows)}}};
   };
-  constexpr auto kRows = std::make_integer_sequence<int, kDepthwiseRow>();
-  return {
-      .block = {of(Floats(), std::make_integer_sequence<int, kDepthwiseBlock>()),
-                of(E(), std::make_integer_sequence<int, kDepthwiseBlock>())...},
-      .row = {{{rows(Index<3>(), Index<1>(), kRows), rows(Index<5>(), Index<1>(), kRows),
-                rows(Index<7>(), Index<1>(), kRows)},
-               {DepthwiseKernels::Rows{}, rows(Index<5>(), Index<2>(), kRows), rows(Index<7>(), Index<2>(), kRows)}}},
-      .row_channels = Vector::kWidth,
-      .sums = &depthwise_sums<Vector, Floats>};
+  return {.block = {of(Floats(), std::make_integer_sequence<int, kDepthwiseBlock>()),
+                    of(E(), std::make_integer_sequence<int, kDepthwiseBlock>())...},
+          .row = {rows(Floats()), rows(E())...},
+          .row_channels = Vector::kWidth,
+          .sums = &depthwise_sums<Vector, Floats>};
 }
 
 }  // namespace

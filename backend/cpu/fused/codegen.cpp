@@ -16,6 +16,7 @@
 #include <array>
 #include <bit>
 #include <iterator>
+#include <vector>
 
 #include "backend/cpu/fused/vector_assembler.h"
 #endif
@@ -32,6 +33,7 @@ class LoopGenerator final : VectorAssembler {
 
   size_t generate() {
     find_last_uses();
+    is_short_.resize(values_.size());
     Xbyak::Label loop, fill;
     enter();
     jmp(fill, T_NEAR);
@@ -61,6 +63,7 @@ class LoopGenerator final : VectorAssembler {
         break;
       case VectorInstruction::Kind::kMap:
         map(it);
+        is_short_[it.value] = makes_short(it);
         give_inputs();
         break;
       case VectorInstruction::Kind::kStore:
@@ -379,7 +382,7 @@ class LoopGenerator final : VectorAssembler {
       const Mask mask = compare(from, literal(bytes_, 0), kNotEqualTo);
       return to_bytes(result_apart(), mask, bytes_);
     }
-    if (formula.type == EntryType::kBFloat16) return round_to_bfloat16(from);
+    if (formula.type == EntryType::kBFloat16) return to_bfloat16(from);
     const Xmm to = result_over();
     switch (formula.from) {
       case EntryType::kByte:
@@ -411,17 +414,36 @@ class LoopGenerator final : VectorAssembler {
     }
   }
 
-  // To nearest, half to even; NaN becomes 0xFFFF.
-  void round_to_bfloat16(const Xmm& from) {
+  // Whether the map gives a value of bfloat16.
+  bool makes_short(const VectorInstruction& it) const {
+    if (it.formula.form != NumberForm::kNone) return false;
+    switch (it.formula.operation) {
+      case MapOperation::kConvert:
+        return it.formula.from == EntryType::kBFloat16;
+      case MapOperation::kRelu:
+      case MapOperation::kNegate:
+      case MapOperation::kAbs:
+        return is_short_[it.inputs[0]];
+      case MapOperation::kMaximum:
+      case MapOperation::kMinimum:
+        return is_short_[it.inputs[0]] && is_short_[it.inputs[1]];
+      default:
+        return false;
+    }
+  }
+
+  // To nearest, half to even.
+  void to_bfloat16(const Xmm& from) {
     bytes_ = 4;
-    const Xmm one = literal(4, 1), bias = literal(4, 0x7FFF), nan = literal(4, 0xFFFF), bits = temporary(4);
+    const bool is_short = is_short_[run_[at_].inputs[0]];
+    if (wide_ && !is_short && has_bfloat16_instructions()) return round_by_instruction(from);
+    const Xmm bits = temporary(4);
     vpsrld(bits, from, 16);
-    bit_and(bits, bits, one);
-    vpaddd(bits, bits, bias);
-    vpaddd(bits, bits, from);
-    vpsrld(bits, bits, 16);
-    const Mask unordered = compare(from, from, kUnordered);
-    select(bits, unordered, nan, bits, 4);
+    if (!is_short) {
+      round_upper(bits, from);
+      const Xmm nan = literal(4, 0xFFFF);
+      select(bits, compare(from, from, kUnordered), nan, bits, 4);
+    }
     const Xmm to = result_apart();
     if (wide_) return vpmovdw(to, bits);
     vpackusdw(bits, bits, bits);
@@ -432,10 +454,35 @@ class LoopGenerator final : VectorAssembler {
     move(to, Xmm(bits.getIdx()));
   }
 
+  // The processor takes the least numbers, those without a leading bit, for 0.
+  void round_by_instruction(const Xmm& from) {
+    constexpr uint8_t kLeast = 0x20;
+    const Xmm to = result_apart(), bits = temporary(4);
+    Xbyak::Label rounded;
+    vcvtneps2bf16(to, from, Xbyak::EvexEncoding);
+    vfpclassps(k1, from, kLeast);
+    kortestw(k1, k1);
+    jz(rounded);
+    vpsrld(bits, from, 16);
+    round_upper(bits, from);
+    vpmovdw(to | k1, bits);
+    L(rounded);
+  }
+
+  // `bits` are the upper halves of `from`, a number.
+  void round_upper(const Xmm& bits, const Xmm& from) {
+    const Xmm one = literal(4, 1), bias = literal(4, 0x7FFF);
+    bit_and(bits, bits, one);
+    vpaddd(bits, bits, bias);
+    vpaddd(bits, bits, from);
+    vpsrld(bits, bits, 16);
+  }
+
   // The map at hand.
   MapFormula formula_{};
   bool left_ = false, right_ = false;  // a number is in the place of an operand
   bool has_coefficients_ = false;
+  std::vector<bool> is_short_;  // of each value: whether rounding to bfloat16 changes nothing
 };
 
 }  // namespace

@@ -3,8 +3,8 @@
 //
 // A run is a list of vector instructions in static single assignment: loads, fills, maps and stores
 // of one vector of each value. The result has the bits of the maps' own functions, except for the
-// payload of a NaN that two NaNs make. Each operation rounds by itself. A product and a sum share a
-// rounding only if the formula says so.
+// payload of a NaN. Each operation rounds by itself. A product and a sum share a rounding only if
+// the formula says so.
 //
 // The code is position-independent, and contains no sizes, addresses or numbers.
 //

@@ -32,6 +32,8 @@ struct Float32 {
     low.store(p);
     high.store(p + 16);
   }
+  static Vector load_one(const float* p) { return Vector::load(p); }
+  static void narrow_one(Vector one, float* p) { one.store(p); }
 };
 
 // A bfloat16 is the upper half of a float: the even elements, then the odd ones.
@@ -64,6 +66,14 @@ struct Halves {
     low.v = L::widen(load_halves(p, count));
     high.v = L::widen(load_halves(p + 16, count - 16));
   }
+  static void narrow(Vector low, Vector high, uint16_t* p) {
+    narrow_one(low, p);
+    narrow_one(high, p + 16);
+  }
+  static Vector load_one(const uint16_t* p) { return {L::widen(load_halves(p))}; }
+  static void narrow_one(Vector one, uint16_t* p) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), L::narrowed(one.v));
+  }
 };
 
 struct Bfloat16InOrder : Halves<Bfloat16InOrder> {
@@ -79,18 +89,11 @@ struct Bfloat16InOrder : Halves<Bfloat16InOrder> {
     const __mmask16 is_nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
     return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, is_nan, quiet), 16));
   }
-  static void narrow(Vector low, Vector high, uint16_t* p) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrowed(low.v));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 16), narrowed(high.v));
-  }
 };
 
 struct Float16 : Halves<Float16> {
   static __m512 widen(__m256i halves) { return _mm512_cvtph_ps(halves); }
-  static void narrow(Vector low, Vector high, uint16_t* p) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(low.v, _MM_FROUND_TO_NEAREST_INT));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 16), _mm512_cvtps_ph(high.v, _MM_FROUND_TO_NEAREST_INT));
-  }
+  static __m256i narrowed(__m512 v) { return _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT); }
 };
 
 // Sixteen 1-byte elements, and zeros behind the first `count` of them.

@@ -133,8 +133,17 @@ TEST_CASE("depthwise convolutions of elements of 2 bytes round sums in float32 o
   for (const Element element : {Element::kBfloat16, Element::kFloat16}) {
     const auto narrow = element == Element::kBfloat16 ? &float_to_bfloat16 : &float_to_float16;
     const auto widen = element == Element::kBfloat16 ? &bfloat16_to_float : &float16_to_float;
-    for (const int64_t channels : {1, 16, 23, 32, 48, 77, 100}) {
-      const Geometry g = square(2, channels, 9, 3, 2, 1);
+    // By blocks, and by rows of 3, 5 and 7 columns.
+    std::vector<Geometry> geometries;
+    for (const int64_t channels : {1, 16, 23, 32, 48, 77, 100}) geometries.push_back(square(2, channels, 9, 3, 2, 1));
+    for (const int64_t channels : {8, 20, 48}) {
+      for (const int64_t kernel : {3, 5, 7}) {
+        for (const int64_t stride : {1, 2}) geometries.push_back(square(2, channels, 19, kernel, stride, 2));
+      }
+    }
+    for (const Geometry& g : geometries) {
+      INFO(text(g));
+      const int64_t channels = g.channels;
       // Small whole numbers: every sum is one, too, and rounded where it is too large.
       const auto halves = [&](int64_t count, uint32_t seed) {
         std::vector<uint16_t> made;
@@ -166,7 +175,8 @@ TEST_CASE("depthwise convolutions of elements of 2 bytes round sums in float32 o
           for (int64_t position = 0; position < g.positions(); ++position) {
             for (int64_t c = 0; c < channels; ++c) {
               const double sum = expected_at(g, wide_input, wide_weight, image * g.positions() + position, c);
-              different += output[i++] != narrow(static_cast<float>(sum + widen(bias[static_cast<size_t>(c)])));
+              const float whole = static_cast<float>(sum + widen(bias[static_cast<size_t>(c)]));
+              different += widen(output[i++]) != widen(narrow(whole));  // zeros have either sign
             }
           }
         }

@@ -518,6 +518,43 @@ TEST_CASE("compiled: random programs give the interpreter's bits") {
 
 MapFunction add() { return describe<float, O::kAdd, NumberForm::kNone>().map; }
 MapFunction multiply() { return describe<float, O::kMul, NumberForm::kNone>().map; }
+MapFunction widen() {
+  return convert<float, uint16_t, [](uint16_t x) { return bfloat16_to_float(x); }>(EntryType::kFloat32,
+                                                                                   EntryType::kBFloat16)
+      .map;
+}
+MapFunction narrow() {
+  return convert<uint16_t, float, [](float x) { return float_to_bfloat16(x); }>(EntryType::kBFloat16,
+                                                                                EntryType::kFloat32)
+      .map;
+}
+
+TEST_CASE("compiled: every bfloat16 is rounded as the interpreter rounds, picked or computed") {
+  constexpr auto kNone = NumberForm::kNone;
+  const MapFunction picks[] = {describe<float, O::kRelu, kNone>().map, describe<float, O::kNegate, kNone>().map,
+                               describe<float, O::kAbs, kNone>().map};
+  std::mt19937 random(1);
+  Case c = case_of({1 << 16});
+  const uint16_t x = c.builder.map(widen(), 4, {c.builder.load(c.add_operand(random, EntryType::kBFloat16), 2)});
+  for (int bits = 0; bits < 1 << 16; ++bits) store_entry(c.memory[0].data(), bits, static_cast<uint16_t>(bits));
+  // Halfway between two of them, and beside that.
+  const uint16_t y = c.builder.load(c.add_operand(random, EntryType::kFloat32), 4);
+  for (int64_t i = 0; i < 1 << 16; ++i) {
+    const uint32_t bits =
+        static_cast<uint32_t>(i) << 16 | (i % 3 == 0 ? 0x8000 : static_cast<uint32_t>(random() % 65536));
+    store_entry(c.memory[1].data(), i, std::bit_cast<float>(bits));
+  }
+  const auto put = [&](uint16_t value) {
+    c.builder.store(c.add_operand(random, EntryType::kBFloat16), c.builder.map(narrow(), 2, {value}));
+  };
+  for (const MapFunction& pick : picks) put(c.builder.map(pick, 4, {x}));
+  const uint16_t least = c.builder.map(describe<float, O::kMinimum, kNone>().map, 4, {x, x});
+  put(c.builder.map(describe<float, O::kMaximum, kNone>().map, 4, {least, x}));
+  put(c.builder.map(describe<float, O::kMinimum, kNone>().map, 4, {x, y}));  // y is no bfloat16
+  put(c.builder.map(add(), 4, {x, y}));
+  put(y);
+  c.check();
+}
 
 // Eight steps on two operands.
 Case chain(std::mt19937& random, int64_t n) {
