@@ -1,6 +1,6 @@
 // 1. Divide the outputs of all images into blocks of a row, and these over parallel_for.
-// 2. A kernel of the instruction set computes a block where it has one for the number of columns and
-//    the stride (DepthwiseRow).
+// 2. A kernel of the instruction set computes a block where it has one for the element, the number
+//    of columns and the stride (DepthwiseRow).
 // 3. Otherwise, outputs of a block that have the same taps within the image are computed together,
 //    others one by one, by the taps that meet the image.
 

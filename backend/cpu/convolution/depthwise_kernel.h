@@ -68,7 +68,8 @@ struct DepthwiseKernels {
   // By the element, and the number of outputs, less one.
   std::array<std::array<void (*)(const DepthwiseBlock&), kDepthwiseBlock>, 3> block;
   // By the element, the stride, the number of columns of the kernel (3, 5 or 7), and that of
-  // outputs, less one. None for 3 columns and a stride of 2, where each pixel meets few outputs.
+  // outputs, less one; null where there are none. There are none for 3 columns and a stride of 2,
+  // where each pixel meets few outputs.
   using Rows = std::array<void (*)(const DepthwiseRow&), kDepthwiseRow>;
   std::array<std::array<std::array<Rows, 3>, 2>, 3> row;
   int64_t row_channels;  // as many at least
@@ -210,11 +211,11 @@ void depthwise_row(const DepthwiseRow& call) {
     // Some of them once more.
     depthwise_row_vector<Vector, E, kColumns, kStride, kOutputs, whole>(call, call.channels - Vector::kWidth);
   };
-  if (call.left >= 0 && call.left + (kOutputs - 1) * kStride + kColumns <= call.width) {
-    all(std::true_type());
-  } else {
-    all(std::false_type());
+  // Of few outputs there are few calls.
+  if constexpr (kOutputs > kDepthwiseRow / 2) {
+    if (call.left >= 0 && call.left + (kOutputs - 1) * kStride + kColumns <= call.width) return all(std::true_type());
   }
+  all(std::false_type());
 }
 
 // kTaps taps, kPairs pairs of vectors of channels, or the first `channels` of one pair.
@@ -320,13 +321,24 @@ void depthwise_sums(const DepthwiseSums& call) {
   }
 }
 
-// Of loaders for float32, bfloat16 and float16.
+// Of loaders for float32, bfloat16 and float16; without rows.
 template <typename Vector, typename Floats, typename... E>
 constexpr DepthwiseKernels make_depthwise_kernels() {
   const auto of = []<typename One, int... i>(One, std::integer_sequence<int, i...>) {
     using Blocks = decltype(DepthwiseKernels::block)::value_type;
     return Blocks{&depthwise_block<Vector, Floats, One, i + 1>...};
   };
+  return {.block = {of(Floats(), std::make_integer_sequence<int, kDepthwiseBlock>()),
+                    of(E(), std::make_integer_sequence<int, kDepthwiseBlock>())...},
+          .row = {},
+          .row_channels = Vector::kWidth,
+          .sums = &depthwise_sums<Vector, Floats>};
+}
+
+// Adds rows of the first elements, as many as there are loaders. A file takes a minute to compile
+// with two.
+template <typename Vector, typename... E>
+constexpr DepthwiseKernels with_rows(DepthwiseKernels kernels) {
   const auto rows = []<typename One>(One) {
     const auto some =
         []<int columns, int stride, int... i>(Index<columns>, Index<stride>, std::integer_sequence<int, i...>) {
@@ -339,11 +351,8 @@ constexpr DepthwiseKernels make_depthwise_kernels() {
           some(Index<7>(), Index<1>(), kRows)},
          {DepthwiseKernels::Rows{}, some(Index<5>(), Index<2>(), kRows), some(Index<7>(), Index<2>(), kRows)}}};
   };
-  return {.block = {of(Floats(), std::make_integer_sequence<int, kDepthwiseBlock>()),
-                    of(E(), std::make_integer_sequence<int, kDepthwiseBlock>())...},
-          .row = {rows(Floats()), rows(E())...},
-          .row_channels = Vector::kWidth,
-          .sums = &depthwise_sums<Vector, Floats>};
+  kernels.row = {rows(E())...};
+  return kernels;
 }
 
 }  // namespace
