@@ -3,12 +3,14 @@
 The processes of all subjects stay alive, and one of them works at a time. A machine that slows down for a minute slows
 down all of them, so the ratio of a turn says more than the ratio of two minutes. The figure of a comparison is the
 median of these ratios, beside the peer for which it is the largest. A process that waits has no thread that spins for
-longer than some milliseconds, and the first call of its turn, which finds cold caches, does not count.
+longer than some milliseconds, and the first call of its turn, which finds cold caches, does not count. A subject that
+ends, or does not answer, has no figure; the others go on.
 """
 
 from __future__ import annotations
 
 import json
+import select
 import statistics
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from tests.perf.models.driver import Case, Record, prepare, reference_file, run_
 from tests.perf.models.figures import COMPARISONS, mean_row, unit_of
 
 READY = "ready"
+LONGEST_TURN = 120.0  # seconds
 
 
 def serve(call: Callable[[], object], samples: Callable[[], list[float]]) -> None:
@@ -34,17 +37,17 @@ class Player:
     """A process of one subject.
 
     Raises:
-        RuntimeError: where it ends; the text says why.
+        RuntimeError: where it ends, or does not answer in a turn; the text says why.
     """
 
     def __init__(self, case: Case, reference: str, seconds: float) -> None:
         words = [case.kind, case.model, str(case.batch), case.subject, reference, str(seconds), "turns"]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.perf.models.child", *words],
-            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
         )  # fmt: skip
-        while (line := self._line()).strip() != READY:
-            if line.startswith('{"reason"'):
+        while (line := self._line()).strip() != READY.encode():
+            if line.startswith(b'{"reason"'):
                 self._process.wait()
                 raise RuntimeError(json.loads(line)["reason"])
 
@@ -56,17 +59,24 @@ class Player:
     def turn(self) -> tuple[float, float]:
         """The median and the least time of a call in one turn, in microseconds."""
         assert self._process.stdin is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
+        try:
+            self._process.stdin.write(b"\n")
+        except BrokenPipeError:
+            raise RuntimeError(self._ended()) from None
+        if not select.select([self._process.stdout], [], [], LONGEST_TURN)[0]:
+            raise RuntimeError(f"no answer in {LONGEST_TURN:.0f} s")
         median, least = json.loads(self._line())
         return median, least
 
-    def _line(self) -> str:
+    def _line(self) -> bytes:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"the process ended with status {self._process.wait()}")
+            raise RuntimeError(self._ended())
         return line
+
+    def _ended(self) -> str:
+        return f"the process ended with status {self._process.wait()}"
 
 
 Times = dict[str, list[tuple[float, float]]]  # of each subject: median and least time of each turn
@@ -86,8 +96,12 @@ def play(cases: Iterable[Case], turns: int, start: Play) -> tuple[Times, dict[st
             except RuntimeError as error:
                 reasons[case.subject] = str(error)
         for _ in range(turns):
-            for subject, player in players.items():
-                times[subject].append(player.turn())
+            for subject in list(times):
+                try:
+                    times[subject].append(players[subject].turn())
+                except RuntimeError as error:
+                    reasons[subject] = str(error)
+                    del times[subject]
     finally:
         for player in players.values():
             player.close()

@@ -172,7 +172,10 @@ class FakePlayer:
     def turn(self) -> tuple[float, float]:
         self.asked.append(self.case.subject)
         self.turns += 1
-        time = {"saved": 30.0, "openvino": 20.0, "freezing": 60.0}[self.case.subject] * (2 if self.turns == 2 else 1)
+        if self.case.subject == "inductor" and self.turns == 2:
+            raise RuntimeError("it ended")
+        times = {"saved": 30.0, "openvino": 20.0, "freezing": 60.0, "inductor": 1.0}
+        time = times[self.case.subject] * (2 if self.turns == 2 else 1)
         return time, time / 2
 
 
@@ -189,13 +192,27 @@ def test_in_turns_the_figure_is_the_median_ratio_to_the_best_peer(monkeypatch: p
     assert mean.ours == pytest.approx(1.5)
 
 
+def test_in_turns_a_subject_that_ends_has_no_figure_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakePlayer, "ended", [], raising=False)
+    monkeypatch.setattr(FakePlayer, "asked", [], raising=False)
+    cases = [Case("inference", "mlp2", 1, name) for name in ("saved", "inductor", "openvino")]
+    times, reasons = turns.play(cases, 3, FakePlayer)
+    assert FakePlayer.ended == ["saved", "inductor", "openvino"]
+    assert {name: len(of) for name, of in times.items()} == {"saved": 3, "openvino": 3}
+    assert reasons == {"inductor": "it ended"}
+    row, _ = turns.rows("inference", {("mlp2", 1): (times, reasons)})
+    assert (row.figure, row.peer_name) == (1.5, "openvino")
+
+
 def test_in_turns_a_subject_of_ours_that_fails_is_a_row_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     (row,) = turns.rows("inference", {("mlp2", 1): ({"openvino": [(1.0, 1.0)]}, {"saved": "as it was told"})})
     assert row.figure is None and row.note == "as it was told"
 
 
 @needs_hetero
-def test_subjects_in_turns_are_processes_that_end_when_they_are_told(tmp_path: Path) -> None:
+def test_subjects_in_turns_are_processes_that_end_when_they_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     case = Case("inference", "mlp2", 1, "saved")
     file = tmp_path / "reference.pt"
     torch.save(child.reference("inference", MLP, 1), file)
@@ -204,7 +221,10 @@ def test_subjects_in_turns_are_processes_that_end_when_they_are_told(tmp_path: P
         for _ in range(2):
             median, least = player.turn()
             assert 0 < least <= median
-    with pytest.raises((RuntimeError, BrokenPipeError, ValueError)):
+        monkeypatch.setattr(turns, "LONGEST_TURN", 0.0)
+        with pytest.raises(RuntimeError, match="no answer in 0 s"):
+            player.turn()
+    with pytest.raises(RuntimeError, match="ended with status -9"):
         player.turn()
     (tmp_path / "other.pt").write_bytes(b"")
     with pytest.raises(RuntimeError):
