@@ -5,6 +5,7 @@
 
 #include "backend/cpu/convolution/convolution.h"
 #include "backend/cpu/convolution/patches.h"
+#include "backend/cpu/convolution/tile_convolution.h"
 #include "ops/kernels/own_kernel.h"
 #include "ops/record/call.h"
 
@@ -213,6 +214,9 @@ bool recognize_convolution(const graph::Invocation& invocation, bool with_norm, 
     const bool depthwise = weight.sizes()[1] == 1 && geometry.outputs == geometry.channels;
     call.has_patches = by_pixels && call.settings.groups == 1;
     call.has_addresses = !depthwise;
+    if (by_pixels && call.settings.groups > 1 && backend::fits_tiles(geometry, *element)) {
+      call.tile_sets = backend::tile_sets(geometry, call.settings.groups, *element);
+    }
     call.input_planes = !is_by_pixels(input);
     call.output_planes = !is_by_pixels(output);
     call.is_product = call.has_patches && geometry.pointwise();

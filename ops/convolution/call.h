@@ -41,6 +41,7 @@ struct ConvolutionCall {
   bool has_addresses = false;  // the same, of groups as well: convolve_direct
   // Of these: what has the pixels of each channel together.
   bool input_planes = false, output_planes = false;
+  int64_t tile_sets = 0;    // of groups, on tiles (backend/cpu/convolution/tile_convolution.h)
   bool is_product = false;  // of the pixels, with the channels of each together, by the weight
   // Transposed, where each pixel makes a patch of its own (patches.h: spread_pixels).
   bool spreads = false;

@@ -40,7 +40,7 @@ enum ConvolutionGradient : uint8_t { kOfInput = 1, kOfWeight = 2, kOfBias = 4 };
 
 // The properties of a call that the choice depends on.
 struct ConvolutionShape {
-  static constexpr const char* kKind = "convolution 9";
+  static constexpr const char* kKind = "convolution 10";
   backend::Element element = backend::Element::kFloat32;
   ConvolutionWork work = ConvolutionWork::kForward;
   uint8_t gradients = 0;

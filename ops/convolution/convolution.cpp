@@ -53,7 +53,7 @@ PackedWeights* filters_of(const graph::Invocation& invocation, const Convolution
 // Those of the call that are not of its operands alone.
 void complete(ConvolutionCall& call) {
   call.shape.threads = at::get_num_threads();
-  call.shape.tiles = call.has_patches && may_use_tiles(call.shape.element);
+  call.shape.tiles = (call.has_patches || call.tile_sets > 0) && may_use_tiles(call.shape.element);
   const bool multiplies = call.ours == Implementation::kUnfolded || call.ours == Implementation::kPixels;
   if (multiplies && !has_sgemm()) call.ours = Implementation::kStock;
 }

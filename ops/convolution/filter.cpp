@@ -5,6 +5,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/isfinite.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <atomic>
@@ -161,18 +162,33 @@ backend::Matvec product_of(const ConvolutionCall& call) {
           .y_stride = geometry.outputs};
 }
 
+// On tiles: of all outputs by the channels of their sets.
+backend::Matvec product_of_sets(const ConvolutionCall& call) {
+  const backend::ConvolutionGeometry& geometry = call.shape.geometry;
+  backend::Matvec product = product_of(call);
+  product.n = geometry.outputs;
+  product.k = product.x_stride = product.w_stride = geometry.kernel() * geometry.channels / call.tile_sets;
+  return product;
+}
+bool has_sets(Implementation implementation, const ConvolutionCall& call) {
+  return implementation == Implementation::kTiles && call.tile_sets > 0;
+}
+
 at::Tensor convolve_by_patches(Implementation implementation, const ConvolutionCall& call, const at::Tensor& filter,
                                const at::Tensor& input, const std::optional<at::Tensor>& bias, const at::Tensor& output,
                                backend::Follower* follower) {
   if (implementation == Implementation::kTiles && !call.spreads &&
       backend::fits_tiles(call.shape.geometry, call.shape.element)) {
-    const bool reachable = backend::convolve_tiles({.geometry = call.shape.geometry,
-                                                    .element = call.shape.element,
-                                                    .input = input.const_data_ptr(),
-                                                    .packed = filter.const_data_ptr(),
-                                                    .bias = bias ? bias->const_data_ptr() : nullptr,
-                                                    .output = output.mutable_data_ptr(),
-                                                    .follower = follower});
+    const bool reachable =
+        backend::convolve_tiles({.geometry = call.shape.geometry,
+                                 .element = call.shape.element,
+                                 .input = input.const_data_ptr(),
+                                 .sets = std::max<int64_t>(1, call.tile_sets),
+                                 .joined = call.tile_sets > 0 && call.tile_sets < call.settings.groups,
+                                 .packed = filter.const_data_ptr(),
+                                 .bias = bias ? bias->const_data_ptr() : nullptr,
+                                 .output = output.mutable_data_ptr(),
+                                 .follower = follower});
     return reachable ? output : at::Tensor();
   }
   backend::Matvec product = product_of(call);
@@ -236,6 +252,24 @@ PackedWeights::Made filter_of_groups(const ConvolutionCall& call, const at::Tens
   return {at::cat(made), filter_space(Implementation::kDirect, call)};
 }
 
+// The weight [outputs, kernel, channels of a group] with zeros for the other channels of its set.
+PackedWeights::Made filter_of_sets(const ConvolutionCall& call, const at::Tensor& rows) {
+  const backend::ConvolutionGeometry& geometry = call.shape.geometry;
+  const int64_t groups = call.settings.groups, together = groups / call.tile_sets;
+  const at::Tensor groups_rows = rows.reshape(
+      {call.tile_sets, together, geometry.outputs / groups, geometry.kernel(), geometry.channels / groups});
+  // The channels of a set are those of its groups, one group behind the other.
+  at::Tensor wide = at::zeros(
+      {call.tile_sets, together, geometry.outputs / groups, geometry.kernel(), together, geometry.channels / groups},
+      rows.options());
+  for (int64_t group = 0; group < together; ++group) {
+    wide.select(1, group).select(3, group).copy_(groups_rows.select(1, group));
+  }
+  backend::Matvec product = product_of_sets(call);
+  product.w = wide.const_data_ptr();
+  return packed_weight(LinearImplementation::kPackedTiles, product);
+}
+
 }  // namespace
 
 bool can_convolve_by_filter(Implementation implementation, const ConvolutionCall& call) {
@@ -245,8 +279,10 @@ bool can_convolve_by_filter(Implementation implementation, const ConvolutionCall
       return call.ours == Implementation::kDepthwise;
     case Implementation::kPacked:
       return one_dnn().is_there(dtype_of(call.shape.element), call.settings.transposed);
-    case Implementation::kPanels:
     case Implementation::kTiles:
+      if (call.tile_sets > 0) return can_multiply_packed(product_by(implementation), product_of_sets(call));
+      [[fallthrough]];
+    case Implementation::kPanels:
       return call.has_patches && can_multiply_packed(product_by(implementation), product_of(call));
     case Implementation::kDirect:
       return call.has_addresses &&
@@ -262,6 +298,7 @@ bool has_packed_convolutions() { return one_dnn().is_there(at::kFloat, false); }
 
 int64_t filter_space(Implementation implementation, const ConvolutionCall& call) {
   const backend::ConvolutionGeometry& geometry = call.shape.geometry;
+  if (has_sets(implementation, call)) return packed_space(product_by(implementation), product_of_sets(call));
   if (implementation != Implementation::kPacked && implementation != Implementation::kDepthwise) {
     const int64_t parts = call.spreads ? geometry.kernel_height : call.settings.groups;
     return parts * packed_space(product_by(implementation), product_of(call));
@@ -293,6 +330,7 @@ PackedWeights::Made make_filter(Implementation implementation, const Convolution
       if (!is_finite(weight)) return {{}, 0};
       if (call.spreads) return filter_of_rows(implementation, call, weight);
       const at::Tensor rows = weight.movedim(1, -1).contiguous();
+      if (has_sets(implementation, call)) return filter_of_sets(call, rows);
       if (call.settings.groups > 1) return filter_of_groups(call, rows);
       backend::Matvec product = product_of(call);
       product.w = rows.const_data_ptr();
@@ -317,7 +355,7 @@ PackedKey filter_key(Implementation implementation, const ConvolutionCall& call,
   next = std::ranges::copy(weight.sizes().subspan(2, settings.stride.size() - 1), next).out;
   // The layout of oneDNN's filter depends on all of the call; the others are of the weight alone,
   // or of its groups.
-  if (implementation == Implementation::kDirect) *next = settings.groups;
+  if (implementation == Implementation::kDirect || has_sets(implementation, call)) *next = settings.groups;
   if (implementation != Implementation::kPacked) return key;
   for (const Numbers3* const list : {&settings.stride, &settings.padding, &settings.dilation}) {
     next = std::ranges::copy(*list, next).out;

@@ -17,6 +17,7 @@
 #include <limits>
 
 #include "backend/cpu/kernels/panel_gemm.h"
+#include "backend/cpu/kernels/tile_gemm.h"
 #include "ops/kernels/blas.h"
 #include "ops/kernels/linear.h"
 #include "ops/memory/packed_weights.h"
@@ -340,6 +341,26 @@ TEST_F(ConvolutionTest, ImagesOf16BitsHavePackedFiltersToo) {
       }
     }
   }
+}
+
+TEST_F(ConvolutionTest, GroupsOnTilesKeepWhatIsNoNumberInItsGroup) {
+  const auto runs = [] { return convolution_counts().runs[static_cast<int>(Implementation::kTiles)]; };
+  const bool must_run = backend::has_tiles_for(backend::Element::kBfloat16);
+  // One weight for two numbers of groups, whose sets differ.
+  const at::Tensor w = numbers({64, 8, 3, 3}, 2).to(at::kBFloat16), w_there = settled(on_device(w));
+  force_convolution_implementation(Implementation::kTiles);
+  for (int round = 0; round < kUsesBeforePacking + 2; ++round) {
+    for (const int64_t groups : {4, 8}) {
+      const Case c{.input = {1, 8 * groups, 9, 10}, .weight = {64, 8, 3, 3}, .padding = {1, 1}, .groups = groups};
+      at::Tensor x = numbers(c.input, 1).to(at::kBFloat16).contiguous(at::MemoryFormat::ChannelsLast);
+      if (round % 2 == 1) x.select(1, 3).select(1, 4).fill_(std::numeric_limits<float>::infinity());
+      const int64_t before = runs();
+      const at::Tensor made = c.forward(settled(on_device(x)), w_there, std::nullopt).cpu();
+      EXPECT_TRUE(at::allclose(made, c.forward(x, w, std::nullopt), 0.02, 0.05, /*equal_nan=*/true));
+      EXPECT_TRUE(runs() > before || round < kUsesBeforePacking || round % 2 == 1 || !must_run);
+    }
+  }
+  force_convolution_implementation(std::nullopt);
 }
 
 const Case kPackedCases[] = {

@@ -29,6 +29,7 @@ constexpr int64_t kOutputsForThread = 96;
 constexpr int64_t kMuchWeight = 4;
 constexpr int64_t kRowBytes = 64;  // of a tile
 constexpr int64_t kBytesPerThread = 32 << 10;
+constexpr uint32_t kInfinity = 0x7f800000;
 // Tiles are loaded whole; what lies behind the last pixel is not used.
 constexpr int64_t kSlack = 2 * kTileRows;
 
@@ -167,10 +168,12 @@ class Convolution {
       clear(to, at + x_end, at + line_);
       const int64_t pixel = (image * g_.height + y) * g_.width + left + x_begin * g_.stride_x;
       const int64_t step = line_ == 1 ? g_.stride_y * g_.width : g_.stride_x;
-      const Magnitudes found = kernels_.pack_rows(element_at(call_.input, pixel * g_.channels, call_.element),
-                                                  step * g_.channels, (x_end - x_begin) * together, g_.channels,
-                                                  to + (at + x_begin) * kRowBytes, kTileBytes, tile_stride_);
+      const auto pack = call_.joined ? kernels_.pack_measured_rows : kernels_.pack_rows;
+      const Magnitudes found =
+          pack(element_at(call_.input, pixel * g_.channels, call_.element), step * g_.channels,
+               (x_end - x_begin) * together, g_.channels, to + (at + x_begin) * kRowBytes, kTileBytes, tile_stride_);
       if (call_.element == Element::kFloat32 && !within_reach(found, weight_)) return false;
+      if (call_.joined && found.largest >= kInfinity) return false;
       line += together;
     }
     return true;
@@ -185,7 +188,8 @@ class Convolution {
 
   // Outputs of `lines` lines by panels [begin, end), to y.
   void multiply(const std::byte* x, int64_t lines, int64_t begin, int64_t end, std::byte* y) const {
-    const int64_t bytes = panel_bytes(call_.element, g_.kernel() * g_.channels);
+    const int64_t bytes = panel_bytes(call_.element, g_.kernel() * g_.channels / call_.sets);
+    const int64_t depth = depth_ / call_.sets, outputs_of_set = g_.outputs / call_.sets;
     const int64_t rows = (lines - 1) * line_ + g_.out_width();
     const auto* const w = static_cast<const std::byte*>(call_.packed) + kTileHeader;
     const TileUnit unit(rows);
@@ -193,14 +197,15 @@ class Convolution {
       const int64_t output = panel * kPanel, count = std::min(kPanel, g_.outputs - output);
       alignas(64) float bias[kPanel] = {};
       if (call_.bias != nullptr) add_elements(call_.element, call_.bias, output, count, bias);
-      kernels_.multiply({.x = x,
+      const int64_t set = output / outputs_of_set;
+      kernels_.multiply({.x = x + set * depth * plane_count(call_.element) * tile_stride_,
                          .x_stride = kTileBytes,
                          .tile_stride = tile_stride_,
                          .shifts = shifts_.data(),
                          .taps = g_.kernel(),
                          .rows = rows,
                          .w = w + panel * bytes,
-                         .depth = depth_,
+                         .depth = depth,
                          .bias = call_.bias != nullptr ? bias : nullptr,
                          .y = y + output * item_,
                          .y_stride = g_.outputs,
@@ -278,6 +283,18 @@ bool fits_tiles(const ConvolutionGeometry& geometry, Element element) {
                              line_of(g) * row_bytes(g, element);
   const int64_t halo = halo_of(g), lines = std::clamp<int64_t>(kBlockBytes / line_bytes - halo, 1, g.out_height());
   return 2 * (lines + halo) <= lines * std::max<int64_t>(4, g.kernel());
+}
+
+int64_t tile_sets(const ConvolutionGeometry& geometry, int64_t groups, Element element) {
+  if (element != Element::kBfloat16) return 0;
+  const int64_t channels = geometry.channels / groups, outputs = geometry.outputs / groups;
+  // Of more groups together, most products would be of zeros.
+  constexpr int64_t kMostTogether = 16;
+  for (int64_t together = 1; together <= std::min(groups, kMostTogether); ++together) {
+    const bool whole = groups % together == 0 && channels * together % kTileDepth == 0;
+    if (whole && outputs * together % kPanel == 0) return groups / together;
+  }
+  return 0;
 }
 
 bool convolve_tiles(const TileConvolution& call) { return Convolution(call).run(); }

@@ -91,6 +91,9 @@ struct TileKernels {
   // largest one.
   Magnitudes (*pack_rows)(const void* x, int64_t stride, int64_t rows, int64_t k, std::byte* to, int64_t to_stride,
                           int64_t tile_stride);
+  // The same, with the largest magnitude of bfloat16, too.
+  Magnitudes (*pack_measured_rows)(const void* x, int64_t stride, int64_t rows, int64_t k, std::byte* to,
+                                   int64_t to_stride, int64_t tile_stride);
   Magnitudes (*pack_rows_across)(const void* x, int64_t stride, int64_t rows, int64_t k, std::byte* to,
                                  int64_t to_stride);
   // The same from floats, whatever the element, for multiply_floats.

@@ -160,6 +160,11 @@ struct TwoPlanes {
   }
 };
 
+template <typename E>
+struct Measured : E {
+  static constexpr bool kMeasured = true;
+};
+
 void note(Magnitudes& magnitudes, uint32_t largest) {
   if (largest > magnitudes.largest) magnitudes.largest = largest;
   if (largest != 0 && largest < magnitudes.least) magnitudes.least = largest;
@@ -216,7 +221,9 @@ Magnitudes pack_rows(const void* x, int64_t stride, int64_t rows, int64_t k, std
       }
     }
     if constexpr (E::kMeasured) {
-      for (int64_t row = 0; row < count; ++row) note(magnitudes, _mm512_reduce_max_epu32(largest[row]));
+      for (int64_t row = 0; row < count; ++row) {
+        note(magnitudes, E::kPlanes == 1 ? largest_half(largest[row]) << 16 : _mm512_reduce_max_epu32(largest[row]));
+      }
     }
   }
   return magnitudes;
@@ -486,8 +493,8 @@ void multiply(const TilePart& part) {
 }
 
 template <typename E, typename Floats>
-constexpr TileKernels kKernels = {&pack_rows<E>,  &pack_rows_across<E>, &pack_floats<Floats>,
-                                  &pack_panel<E>, &multiply<E, E>,      &multiply<Floats, E>};
+constexpr TileKernels kKernels = {&pack_rows<E>,  &pack_rows<Measured<E>>, &pack_rows_across<E>, &pack_floats<Floats>,
+                                  &pack_panel<E>, &multiply<E, E>,         &multiply<Floats, E>};
 
 }  // namespace
 

@@ -106,6 +106,100 @@ TEST_CASE("convolutions on tiles, of every geometry") {
   }
 }
 
+// In bfloat16; the weight is [outputs, kernel, channels of a group].
+bool convolve_groups(const Geometry& g, int64_t groups, const std::vector<float>& input,
+                     const std::vector<float>& weight, std::vector<float>& output) {
+  constexpr Element kElement = Element::kBfloat16;
+  const int64_t sets = tile_sets(g, groups, kElement), channels = g.channels / groups, of_set = g.channels / sets;
+  std::vector<float> wide(static_cast<size_t>(g.outputs * g.kernel() * of_set));
+  for (int64_t n = 0; n < g.outputs; ++n) {
+    const int64_t first = n / (g.outputs / groups) * channels % of_set;
+    for (int64_t point = 0; point < g.kernel(); ++point) {
+      std::copy_n(weight.begin() + (n * g.kernel() + point) * channels, channels,
+                  wide.begin() + (n * g.kernel() + point) * of_set + first);
+    }
+  }
+  Geometry packed_as = g;
+  packed_as.channels = of_set;
+  const std::vector<std::byte> x = stored(input, kElement), w = stored(wide, kElement);
+  std::vector<std::byte> y = stored(unset(g.images * g.positions() * g.outputs), kElement);
+  const Packed packed(packed_as, kElement, w.data());
+  const bool done = convolve_tiles({.geometry = g,
+                                    .element = kElement,
+                                    .input = x.data(),
+                                    .sets = sets,
+                                    .joined = sets < groups,
+                                    .packed = packed.data(),
+                                    .output = y.data()});
+  output = widened(y, kElement);
+  return done;
+}
+
+TEST_CASE("convolutions on tiles, of groups that are joined until tiles are whole") {
+  if (!has_tiles()) return;
+  struct Groups {
+    int64_t channels, outputs, groups, sets;
+  };
+  for (const int64_t threads : {1, 3}) {
+    const Threads pool(threads);
+    for (const Groups& it : {Groups{128, 128, 32, 4}, Groups{64, 64, 2, 2}, Groups{64, 128, 4, 2}, Groups{96, 96, 6, 3},
+                             Groups{128, 64, 4, 2}, Groups{32, 32, 16, 1}}) {
+      for (const int64_t side : {3, 20}) {
+        for (const int64_t stride : {1, 2}) {
+          Geometry g = square(2, it.channels, side, 3, stride, 1);
+          g.outputs = it.outputs;
+          INFO(text(g) << " groups " << it.groups);
+          REQUIRE(tile_sets(g, it.groups, Element::kBfloat16) == it.sets);
+          const int64_t channels = it.channels / it.groups, outputs = it.outputs / it.groups;
+          const std::vector<float> input =
+              widened(stored(numbers(g.images * g.pixels() * g.channels, 1), Element::kBfloat16), Element::kBfloat16);
+          const std::vector<float> weight =
+              widened(stored(numbers(g.outputs * g.kernel() * channels, 2), Element::kBfloat16), Element::kBfloat16);
+          std::vector<float> output;
+          REQUIRE(convolve_groups(g, it.groups, input, weight, output));
+          size_t different = 0;
+          for (int64_t row = 0; row < g.images * g.positions(); ++row) {
+            for (int64_t n = 0; n < g.outputs; ++n) {
+              double sum = 0;
+              for (int64_t point = 0; point < g.kernel(); ++point) {
+                const int64_t pixel = pixel_at(g, row, point);
+                for (int64_t c = 0; c < channels && pixel >= 0; ++c) {
+                  sum += double{input[static_cast<size_t>(pixel * g.channels + n / outputs * channels + c)]} *
+                         weight[static_cast<size_t>((n * g.kernel() + point) * channels + c)];
+                }
+              }
+              const double found = output[static_cast<size_t>(row * g.outputs + n)];
+              different += !(std::abs(found - sum) <= 0.05 * std::max(1.0, std::abs(sum)));
+            }
+          }
+          REQUIRE(different == 0);
+          // Another group's zeros would make it a NaN.
+          for (const float no_number : {INFINITY, -INFINITY, NAN}) {
+            std::vector<float> changed = input;
+            changed[changed.size() / 2] = no_number;
+            REQUIRE(convolve_groups(g, it.groups, changed, weight, output) == (it.sets == it.groups));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("groups that tiles cannot have, or that would be zeros for the most part, have no sets") {
+  const auto sets = [](int64_t channels, int64_t outputs, int64_t groups, Element element) {
+    Geometry g = square(1, channels, 8, 3, 1, 1);
+    g.outputs = outputs;
+    return tile_sets(g, groups, element);
+  };
+  CHECK(sets(128, 128, 32, Element::kBfloat16) == 4);
+  CHECK(sets(128, 128, 32, Element::kFloat32) == 0);
+  CHECK(sets(128, 128, 32, Element::kFloat16) == 0);
+  CHECK(sets(64, 64, 64, Element::kBfloat16) == 0);  // depthwise: 32 together
+  CHECK(sets(48, 48, 12, Element::kBfloat16) == 0);
+  CHECK(sets(128, 32, 4, Element::kBfloat16) == 1);
+  CHECK(sets(40, 40, 2, Element::kBfloat16) == 0);
+}
+
 TEST_CASE("convolutions on tiles, of signals and of blocks of lines") {
   if (!has_tiles()) return;
   const Threads pool(2);
