@@ -352,10 +352,11 @@ PackedKey filter_key(Implementation implementation, const ConvolutionCall& call,
                 .columns = !weight.contiguous};
   auto next = key.settings.begin();
   *next++ = static_cast<int64_t>(implementation);
-  next = std::ranges::copy(weight.sizes().subspan(2, settings.stride.size() - 1), next).out;
   // The layout of oneDNN's filter depends on all of the call; the others are of the weight alone,
   // or of its groups.
-  if (implementation == Implementation::kDirect || has_sets(implementation, call)) *next = settings.groups;
+  const bool of_groups = implementation == Implementation::kDirect || has_sets(implementation, call);
+  if (implementation != Implementation::kPacked) *next++ = of_groups ? settings.groups : 1;
+  next = std::ranges::copy(weight.sizes().subspan(2, settings.stride.size() - 1), next).out;
   if (implementation != Implementation::kPacked) return key;
   for (const Numbers3* const list : {&settings.stride, &settings.padding, &settings.dilation}) {
     next = std::ranges::copy(*list, next).out;

@@ -17,9 +17,9 @@
 #include <limits>
 
 #include "backend/cpu/kernels/panel_gemm.h"
-#include "backend/cpu/kernels/tile_gemm.h"
 #include "ops/kernels/blas.h"
 #include "ops/kernels/linear.h"
+#include "ops/kernels/packed_product.h"
 #include "ops/memory/packed_weights.h"
 #include "ops/run/sync.h"
 #include "ops/settings/config.h"
@@ -345,7 +345,7 @@ TEST_F(ConvolutionTest, ImagesOf16BitsHavePackedFiltersToo) {
 
 TEST_F(ConvolutionTest, GroupsOnTilesKeepWhatIsNoNumberInItsGroup) {
   const auto runs = [] { return convolution_counts().runs[static_cast<int>(Implementation::kTiles)]; };
-  const bool must_run = backend::has_tiles_for(backend::Element::kBfloat16);
+  const bool must_run = may_use_tiles(backend::Element::kBfloat16);
   // One weight for two numbers of groups, whose sets differ.
   const at::Tensor w = numbers({64, 8, 3, 3}, 2).to(at::kBFloat16), w_there = settled(on_device(w));
   force_convolution_implementation(Implementation::kTiles);

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 
 from tests.perf.measure import ROOT, Row, missing
-from tests.perf.models.driver import Case, Record, prepare, reference_file, run_case, whose
+from tests.perf.models.driver import TIMEOUT, Case, Record, prepare, reference_file, run_case, whose
 from tests.perf.models.figures import COMPARISONS, mean_row, unit_of
 
 READY = "ready"
@@ -37,7 +37,7 @@ class Player:
     """A process of one subject.
 
     Raises:
-        RuntimeError: where it ends, or does not answer in a turn; the text says why.
+        RuntimeError: where it fails, ends, or does not answer; the text says why.
     """
 
     def __init__(self, case: Case, reference: str, seconds: float) -> None:
@@ -46,10 +46,8 @@ class Player:
             [sys.executable, "-m", "tests.perf.models.child", *words],
             cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
         )  # fmt: skip
-        while (line := self._line()).strip() != READY.encode():
-            if line.startswith(b'{"reason"'):
-                self._process.wait()
-                raise RuntimeError(json.loads(line)["reason"])
+        while self._line(TIMEOUT).strip() != READY.encode():
+            pass
 
     def close(self) -> None:
         """Ends the process."""
@@ -63,16 +61,20 @@ class Player:
             self._process.stdin.write(b"\n")
         except BrokenPipeError:
             raise RuntimeError(self._ended()) from None
-        if not select.select([self._process.stdout], [], [], LONGEST_TURN)[0]:
-            raise RuntimeError(f"no answer in {LONGEST_TURN:.0f} s")
-        median, least = json.loads(self._line())
+        while not (line := self._line(LONGEST_TURN)).strip():
+            pass
+        median, least = json.loads(line)
         return median, least
 
-    def _line(self) -> bytes:
+    def _line(self, seconds: float) -> bytes:
         assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], seconds)[0]:
+            raise RuntimeError(f"no answer in {seconds:g} s")
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError(self._ended())
+        if line.startswith(b'{"reason"'):
+            raise RuntimeError(json.loads(line)["reason"])
         return line
 
     def _ended(self) -> str:
@@ -102,6 +104,7 @@ def play(cases: Iterable[Case], turns: int, start: Play) -> tuple[Times, dict[st
                 except RuntimeError as error:
                     reasons[subject] = str(error)
                     del times[subject]
+                    players.pop(subject).close()
     finally:
         for player in players.values():
             player.close()

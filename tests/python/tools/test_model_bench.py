@@ -6,6 +6,8 @@ import contextlib
 import dataclasses
 import json
 import math
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -197,7 +199,7 @@ def test_in_turns_a_subject_that_ends_has_no_figure_and_the_others_go_on(monkeyp
     monkeypatch.setattr(FakePlayer, "asked", [], raising=False)
     cases = [Case("inference", "mlp2", 1, name) for name in ("saved", "inductor", "openvino")]
     times, reasons = turns.play(cases, 3, FakePlayer)
-    assert FakePlayer.ended == ["saved", "inductor", "openvino"]
+    assert FakePlayer.ended == ["inductor", "saved", "openvino"]
     assert {name: len(of) for name, of in times.items()} == {"saved": 3, "openvino": 3}
     assert reasons == {"inductor": "it ended"}
     row, _ = turns.rows("inference", {("mlp2", 1): (times, reasons)})
@@ -221,11 +223,17 @@ def test_subjects_in_turns_are_processes_that_end_when_they_are_told(
         for _ in range(2):
             median, least = player.turn()
             assert 0 < least <= median
-        monkeypatch.setattr(turns, "LONGEST_TURN", 0.0)
-        with pytest.raises(RuntimeError, match="no answer in 0 s"):
+        monkeypatch.setattr(turns, "LONGEST_TURN", 0.1)
+        os.kill(player._process.pid, signal.SIGSTOP)
+        with pytest.raises(RuntimeError, match=r"no answer in 0\.1 s"):
             player.turn()
     with pytest.raises(RuntimeError, match="ended with status -9"):
         player.turn()
+    with contextlib.closing(turns.Player(case, str(file), 0.01)) as failing:
+        # What a process prints that fails in a turn.
+        monkeypatch.setattr(failing._process.stdout, "readline", iter([b"\n", b'{"reason": "no memory"}\n']).__next__)
+        with pytest.raises(RuntimeError, match="no memory"):
+            failing.turn()
     (tmp_path / "other.pt").write_bytes(b"")
     with pytest.raises(RuntimeError):
         turns.Player(case, str(tmp_path / "other.pt"), 0.01)

@@ -254,6 +254,41 @@ TEST_CASE("convolutions on tiles refuse what planes cannot have") {
   }
 }
 
+TEST_CASE("convolutions on tiles, of groups and with a follower") {
+  if (!has_tiles()) return;
+  Geometry g = square(2, 64, 30, 3, 1, 1);
+  g.outputs = 64;
+  const Packed packed({.channels = 32, .outputs = 64, .kernel_height = 3, .kernel_width = 3}, Element::kBfloat16,
+                      stored(numbers(64 * 9 * 32, 2), Element::kBfloat16).data());
+  std::vector<float> values = numbers(g.images * g.pixels() * g.channels, 1);
+  for (const bool has_infinity : {false, true}) {
+    if (has_infinity) values.back() = INFINITY;  // in the last block
+    const std::vector<std::byte> input = stored(values, Element::kBfloat16);
+    const int64_t entries = g.images * g.positions() * g.outputs;
+    std::vector<uint16_t> alone(static_cast<size_t>(entries)), output(alone), copied(alone);
+    TileConvolution call{.geometry = g,
+                         .element = Element::kBfloat16,
+                         .input = input.data(),
+                         .sets = 2,
+                         .joined = true,
+                         .packed = packed.data(),
+                         .output = alone.data()};
+    REQUIRE(convolve_tiles(call) == !has_infinity);
+    testing::KernelBuilder b;
+    const uint16_t x = b.load(0, 2);
+    b.store(1, x);
+    FusedLaunch launch;
+    REQUIRE(prepare_fused(b.kernel, testing::dense_space({entries / g.outputs, g.outputs}, 0, 2, 2), launch).ok());
+    void* operands[] = {output.data(), copied.data()};
+    Follower follower(launch, operands, nullptr, 0, false);
+    call.output = output.data();
+    call.follower = &follower;
+    REQUIRE(convolve_tiles(call) == !has_infinity);
+    REQUIRE(follower.finished() == !has_infinity);
+    if (!has_infinity) REQUIRE(copied == alone);
+  }
+}
+
 TEST_CASE("convolutions on tiles with a follower") {
   if (!has_tiles()) return;
   for (const int64_t threads : {1, 3}) {
