@@ -9,7 +9,7 @@ namespace hetero::backend {
 
 const DepthwiseKernels& depthwise_avx2() {
   static constexpr DepthwiseKernels kKernels =
-      with_rows<Vector, Float32, Bfloat16InOrder>(make_depthwise_kernels<Vector, Float32, Bfloat16InOrder, Float16>());
+      with_rows<Vector, Float32>(make_depthwise_kernels<Vector, Float32, Bfloat16InOrder, Float16>());
   return kKernels;
 }
 
