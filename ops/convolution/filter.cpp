@@ -179,16 +179,14 @@ at::Tensor convolve_by_patches(Implementation implementation, const ConvolutionC
                                backend::Follower* follower) {
   if (implementation == Implementation::kTiles && !call.spreads &&
       backend::fits_tiles(call.shape.geometry, call.shape.element)) {
-    const bool reachable =
-        backend::convolve_tiles({.geometry = call.shape.geometry,
-                                 .element = call.shape.element,
-                                 .input = input.const_data_ptr(),
-                                 .sets = std::max<int64_t>(1, call.tile_sets),
-                                 .joined = call.tile_sets > 0 && call.tile_sets < call.settings.groups,
-                                 .packed = filter.const_data_ptr(),
-                                 .bias = bias ? bias->const_data_ptr() : nullptr,
-                                 .output = output.mutable_data_ptr(),
-                                 .follower = follower});
+    const bool reachable = backend::convolve_tiles({.geometry = call.shape.geometry,
+                                                    .element = call.shape.element,
+                                                    .input = input.const_data_ptr(),
+                                                    .groups = call.settings.groups,
+                                                    .packed = filter.const_data_ptr(),
+                                                    .bias = bias ? bias->const_data_ptr() : nullptr,
+                                                    .output = output.mutable_data_ptr(),
+                                                    .follower = follower});
     return reachable ? output : at::Tensor();
   }
   backend::Matvec product = product_of(call);
@@ -279,10 +277,9 @@ bool can_convolve_by_filter(Implementation implementation, const ConvolutionCall
       return call.ours == Implementation::kDepthwise;
     case Implementation::kPacked:
       return one_dnn().is_there(dtype_of(call.shape.element), call.settings.transposed);
-    case Implementation::kTiles:
-      if (call.tile_sets > 0) return can_multiply_packed(product_by(implementation), product_of_sets(call));
-      [[fallthrough]];
     case Implementation::kPanels:
+    case Implementation::kTiles:
+      if (has_sets(implementation, call)) return can_multiply_packed(product_by(implementation), product_of_sets(call));
       return call.has_patches && can_multiply_packed(product_by(implementation), product_of(call));
     case Implementation::kDirect:
       return call.has_addresses &&

@@ -335,8 +335,8 @@ constexpr DepthwiseKernels make_depthwise_kernels() {
           .sums = &depthwise_sums<Vector, Floats>};
 }
 
-// Adds rows of the first elements, as many as there are loaders. Each takes a quarter of a minute
-// to compile, and a whole one under AddressSanitizer.
+// Adds rows of the first elements, as many as there are loaders. Those of one take a quarter of a
+// minute to compile, and a whole one under AddressSanitizer.
 template <typename Vector, typename... E>
 constexpr DepthwiseKernels with_rows(DepthwiseKernels kernels) {
   const auto rows = []<typename One>(One) {

@@ -65,6 +65,8 @@ class Convolution {
         item_(element_bytes(call.element)),
         depth_(g_.channels / kTileDepth),
         panels_(divide_up(g_.outputs, kPanel)),
+        sets_(tile_sets(g_, call.groups, call.element)),
+        joined_(sets_ < call.groups),
         remainders_(kept<Remainder>()),
         shifts_(kept<int64_t>()) {
     remainders_.clear();
@@ -168,12 +170,12 @@ class Convolution {
       clear(to, at + x_end, at + line_);
       const int64_t pixel = (image * g_.height + y) * g_.width + left + x_begin * g_.stride_x;
       const int64_t step = line_ == 1 ? g_.stride_y * g_.width : g_.stride_x;
-      const auto pack = call_.joined ? kernels_.pack_measured_rows : kernels_.pack_rows;
+      const auto pack = joined_ ? kernels_.pack_measured_rows : kernels_.pack_rows;
       const Magnitudes found =
           pack(element_at(call_.input, pixel * g_.channels, call_.element), step * g_.channels,
                (x_end - x_begin) * together, g_.channels, to + (at + x_begin) * kRowBytes, kTileBytes, tile_stride_);
       if (call_.element == Element::kFloat32 && !within_reach(found, weight_)) return false;
-      if (call_.joined && found.largest >= kInfinity) return false;
+      if (joined_ && found.largest >= kInfinity) return false;
       line += together;
     }
     return true;
@@ -188,8 +190,8 @@ class Convolution {
 
   // Outputs of `lines` lines by panels [begin, end), to y.
   void multiply(const std::byte* x, int64_t lines, int64_t begin, int64_t end, std::byte* y) const {
-    const int64_t bytes = panel_bytes(call_.element, g_.kernel() * g_.channels / call_.sets);
-    const int64_t depth = depth_ / call_.sets, outputs_of_set = g_.outputs / call_.sets;
+    const int64_t bytes = panel_bytes(call_.element, g_.kernel() * g_.channels / sets_);
+    const int64_t depth = depth_ / sets_, outputs_of_set = g_.outputs / sets_;
     const int64_t rows = (lines - 1) * line_ + g_.out_width();
     const auto* const w = static_cast<const std::byte*>(call_.packed) + kTileHeader;
     const TileUnit unit(rows);
@@ -262,8 +264,10 @@ class Convolution {
   const int64_t item_;
   const int64_t depth_;  // tiles of channels
   const int64_t panels_;
-  int64_t halo_;  // lines that a block needs beyond its own
-  int64_t line_;  // pixels of a packed line
+  const int64_t sets_;
+  const bool joined_;  // a set is of several groups
+  int64_t halo_;       // lines that a block needs beyond its own
+  int64_t line_;       // pixels of a packed line
   std::vector<Remainder>& remainders_;
   std::vector<int64_t>& shifts_;
   Magnitudes weight_;
@@ -286,6 +290,7 @@ bool fits_tiles(const ConvolutionGeometry& geometry, Element element) {
 }
 
 int64_t tile_sets(const ConvolutionGeometry& geometry, int64_t groups, Element element) {
+  if (groups == 1) return 1;
   if (element != Element::kBfloat16) return 0;
   const int64_t channels = geometry.channels / groups, outputs = geometry.outputs / groups;
   // Of more groups together, most products would be of zeros.

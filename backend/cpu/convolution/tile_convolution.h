@@ -30,10 +30,8 @@ struct TileConvolution {
   ConvolutionGeometry geometry;
   Element element = Element::kFloat32;
   const void* input = nullptr;  // [images, height, width, channels]
-  // The i-th of as many sets of outputs meets the i-th of channels.
-  int64_t sets = 1;
-  bool joined = false;  // a set is of several groups
-  // As for a product of patches: pack_tile_weight(), of [outputs, kernel * channels / sets].
+  int64_t groups = 1;
+  // As for a product of patches: pack_tile_weight(), of [outputs, kernel * channels / tile_sets()].
   const void* packed = nullptr;
   const void* bias = nullptr;    // [outputs], or null
   void* output = nullptr;        // [images, out_height, out_width, outputs]
@@ -44,14 +42,14 @@ struct TileConvolution {
 // reaches far needs many lines for each.
 bool fits_tiles(const ConvolutionGeometry& geometry, Element element);
 
-// The most sets of groups that tiles can have; 0 where there are none, or in float32, whose planes
-// would lose what is small beside another group's channels. REQUIRES: groups divide channels and
-// outputs.
+// The most sets of groups that tiles can have: the i-th set of outputs meets the i-th of channels.
+// One group is one set. 0 where there are none, or in float32, whose planes would lose what is
+// small beside another group's channels. REQUIRES: groups divide channels and outputs.
 int64_t tile_sets(const ConvolutionGeometry& geometry, int64_t groups, Element element);
 
 // False where the input has values that the unit cannot have (tile_gemm.h), or joined groups an
 // infinity or NaN; the output is then anything. REQUIRES: has_tiles_for(element), fits_tiles();
-// sets are 1, or those of tile_sets(); output does not overlap an input.
+// tile_sets() is not 0; output does not overlap an input.
 bool convolve_tiles(const TileConvolution& call);
 
 }  // namespace hetero::backend

@@ -438,8 +438,9 @@ class LoopGenerator final : VectorAssembler {
     const bool is_short = is_short_[run_[at_].inputs[0]];
     if (wide_ && !is_short && has_bfloat16_instructions()) return round_by_instruction(from);
     const Xmm bits = temporary(4);
-    vpsrld(bits, from, 16);
-    if (!is_short) {
+    if (is_short) {
+      vpsrld(bits, from, 16);
+    } else {
       round_upper(bits, from);
       const Xmm nan = literal(4, 0xFFFF);
       select(bits, compare(from, from, kUnordered), nan, bits, 4);
@@ -463,15 +464,15 @@ class LoopGenerator final : VectorAssembler {
     vfpclassps(k1, from, kLeast);
     kortestw(k1, k1);
     jz(rounded);
-    vpsrld(bits, from, 16);
     round_upper(bits, from);
     vpmovdw(to | k1, bits);
     L(rounded);
   }
 
-  // `bits` are the upper halves of `from`, a number.
+  // bits <- the upper halves of `from`, rounded; a NaN may become anything.
   void round_upper(const Xmm& bits, const Xmm& from) {
     const Xmm one = literal(4, 1), bias = literal(4, 0x7FFF);
+    vpsrld(bits, from, 16);
     bit_and(bits, bits, one);
     vpaddd(bits, bits, bias);
     vpaddd(bits, bits, from);

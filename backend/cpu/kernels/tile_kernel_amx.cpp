@@ -11,6 +11,8 @@
 
 #include <immintrin.h>
 
+#include <type_traits>
+
 #include "backend/cpu/kernels/tile_setup.h"
 
 namespace hetero::backend {
@@ -161,9 +163,11 @@ struct TwoPlanes {
 };
 
 template <typename E>
-struct Measured : E {
+struct AlsoMeasured : E {
   static constexpr bool kMeasured = true;
 };
+template <typename E>
+using Measured = std::conditional_t<E::kMeasured, E, AlsoMeasured<E>>;
 
 void note(Magnitudes& magnitudes, uint32_t largest) {
   if (largest > magnitudes.largest) magnitudes.largest = largest;

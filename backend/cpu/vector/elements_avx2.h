@@ -67,7 +67,6 @@ struct Halves {
   static void load_part(const uint16_t* p, int count, Vector& low, Vector& high) {
     load_copied<L>(p, count, low, high);
   }
-  static Vector load_one(const uint16_t* p) { return {L::widen(load_halves(p))}; }
 };
 
 struct Bfloat16InOrder : Halves<Bfloat16InOrder> {
@@ -88,21 +87,13 @@ struct Bfloat16InOrder : Halves<Bfloat16InOrder> {
     const __m256i packed = _mm256_packus_epi32(narrowed(low.v), narrowed(high.v));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
   }
-  static void narrow_one(Vector one, uint16_t* p) {
-    const __m256i bits = narrowed(one.v);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
-                     _mm_packus_epi32(_mm256_castsi256_si128(bits), _mm256_extracti128_si256(bits, 1)));
-  }
 };
 
 struct Float16 : Halves<Float16> {
   static __m256 widen(__m128i halves) { return _mm256_cvtph_ps(halves); }
   static void narrow(Vector low, Vector high, uint16_t* p) {
-    narrow_one(low, p);
-    narrow_one(high, p + 8);
-  }
-  static void narrow_one(Vector one, uint16_t* p) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(one.v, _MM_FROUND_TO_NEAREST_INT));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(low.v, _MM_FROUND_TO_NEAREST_INT));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), _mm256_cvtps_ph(high.v, _MM_FROUND_TO_NEAREST_INT));
   }
 };
 

@@ -32,14 +32,6 @@ struct Elements {
     for (int i = 0; i < 4; ++i) p[i] = round(low.v[i]);
     for (int i = 0; i < 4; ++i) p[4 + i] = round(high.v[i]);
   }
-  static Vector load_one(const S* p) {
-    Vector one;
-    for (int i = 0; i < 4; ++i) one.v[i] = widen(p[i]);
-    return one;
-  }
-  static void narrow_one(Vector one, S* p) {
-    for (int i = 0; i < 4; ++i) p[i] = round(one.v[i]);
-  }
 };
 
 inline float same(float value) { return value; }

@@ -127,8 +127,7 @@ bool convolve_groups(const Geometry& g, int64_t groups, const std::vector<float>
   const bool done = convolve_tiles({.geometry = g,
                                     .element = kElement,
                                     .input = x.data(),
-                                    .sets = sets,
-                                    .joined = sets < groups,
+                                    .groups = groups,
                                     .packed = packed.data(),
                                     .output = y.data()});
   output = widened(y, kElement);
@@ -269,8 +268,7 @@ TEST_CASE("convolutions on tiles, of groups and with a follower") {
     TileConvolution call{.geometry = g,
                          .element = Element::kBfloat16,
                          .input = input.data(),
-                         .sets = 2,
-                         .joined = true,
+                         .groups = 4,
                          .packed = packed.data(),
                          .output = alone.data()};
     REQUIRE(convolve_tiles(call) == !has_infinity);
