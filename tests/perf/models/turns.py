@@ -46,8 +46,12 @@ class Player:
             [sys.executable, "-m", "tests.perf.models.child", *words],
             cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
         )  # fmt: skip
-        while self._line(TIMEOUT).strip() != READY.encode():
-            pass
+        try:
+            while self._line(TIMEOUT).strip() != READY.encode():
+                pass
+        except RuntimeError:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Ends the process."""

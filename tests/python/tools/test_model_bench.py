@@ -229,6 +229,7 @@ def test_subjects_in_turns_are_processes_that_end_when_they_are_told(
             player.turn()
     with pytest.raises(RuntimeError, match="ended with status -9"):
         player.turn()
+    monkeypatch.setattr(turns, "LONGEST_TURN", 60.0)
     with contextlib.closing(turns.Player(case, str(file), 0.01)) as failing:
         # What a process prints that fails in a turn.
         monkeypatch.setattr(failing._process.stdout, "readline", iter([b"\n", b'{"reason": "no memory"}\n']).__next__)
