@@ -72,7 +72,7 @@ struct TilePart {
   // Where all 32 sums of whole tiles of rows go, or null: they go to y.
   float* to = nullptr;
   int64_t sum_stride = kPanel;  // of both, in floats
-  const float* bias = nullptr;  // 32 floats that sums begin with, or null
+  const float* bias = nullptr;  // 32 floats that are added where sums begin, or null
   void* y = nullptr;
   int64_t y_stride = 0;  // in elements
   // Of each `line` rows, the first `line_outputs` go to y, one behind the other. 0: all rows.
