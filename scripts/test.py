@@ -41,7 +41,7 @@ PYTHON_TESTS = [*PYTEST, "-n", JOBS, "--dist", "worksteal"]
 SEEDS = {"normal": ("2000", "5000", "40"), "full": ("100000", "100000", "10000")}
 # Without tests that start processes.
 QUICK_PYTHON = ["tests/python/lazy/test_lazy.py", "tests/python/tensors/test_views.py", "tests/python/tools/test_helpers.py"]
-QUICK_CPP = "^(ops|graph|backend)$"
+QUICK_CPP = "^(ops|graph|graph_kv|graph_placement|backend)$"
 QWEN3_FUZZ = "build/tests/models/qwen3/hetero_qwen3_fuzz"
 
 # What a tool prints of its cases, as (pattern, the outcome that it counts). Outcomes that are not named count nothing.

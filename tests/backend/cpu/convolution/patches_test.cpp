@@ -235,15 +235,20 @@ void check_direct(const Geometry& g, int64_t groups, Element element, Instructio
   const std::vector<float> output = widened(made, element);
   const double relative = element == Element::kFloat32 ? 0 : element == Element::kBfloat16 ? 0x1p-7 : 0x1p-10;
   size_t different = 0;
+  std::vector<float> patch(static_cast<size_t>(groups * k));  // of each group
   for (int64_t row = 0; row < m; ++row) {
+    for (int64_t point = 0; point < g.kernel(); ++point) {
+      const int64_t pixel = pixel_at(g, row, point);
+      for (int64_t c = 0; c < g.channels; ++c) {
+        const int64_t to = c / channels * k + point * channels + c % channels;
+        patch[static_cast<size_t>(to)] = pixel < 0 ? 0 : call.input[static_cast<size_t>(pixel * g.channels + c)];
+      }
+    }
     for (int64_t n = 0; n < g.outputs; ++n) {
       double sum = call.bias[static_cast<size_t>(n)];
-      for (int64_t i = 0; i < k; ++i) {
-        const int64_t pixel = pixel_at(g, row, i / channels);
-        if (pixel < 0) continue;
-        const int64_t source = pixel * g.channels + n / outputs * channels + i % channels;
-        sum += double{call.input[static_cast<size_t>(source)]} * call.weight[static_cast<size_t>(n * k + i)];
-      }
+      const float* const x = patch.data() + n / outputs * k;
+      const float* const w = call.weight.data() + n * k;
+      for (int64_t i = 0; i < k; ++i) sum += double{x[i]} * w[i];
       const double error = std::abs(output[static_cast<size_t>(row * g.outputs + n)] - sum);
       different += !(error <= 1e-4 + 2e-6 * std::sqrt(static_cast<double>(k)) + relative * std::abs(sum));
     }

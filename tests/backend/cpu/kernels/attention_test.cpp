@@ -77,6 +77,7 @@ class Tensor {
     return b * batch_stride + h * head_stride + r * row_stride + c;
   }
   void put(int64_t i, float value) {
+    decoded_.clear();
     if (element == Element::kFloat32) {
       std::memcpy(bytes_.data() + 4 * i, &value, 4);
     } else {
@@ -95,6 +96,14 @@ class Tensor {
     return element == Element::kBfloat16 ? bfloat16_to_float(bits) : float16_to_float(bits);
   }
   double at(int64_t b, int64_t h, int64_t r, int64_t c) const { return get(index(b, h, r, c)); }
+  // Of what only put() has written.
+  const double* row(int64_t b, int64_t h, int64_t r) const {
+    if (decoded_.empty()) {
+      const auto count = static_cast<int64_t>(bytes_.size()) / element_bytes(element);
+      for (int64_t i = 0; i < count; ++i) decoded_.push_back(get(i));
+    }
+    return decoded_.data() + index(b, h, r, 0);
+  }
   void scale(float factor) {
     for (size_t i = 0; i < bytes_.size() / static_cast<size_t>(element_bytes(element)); ++i) {
       put(static_cast<int64_t>(i), get(static_cast<int64_t>(i)) * factor);
@@ -113,13 +122,17 @@ class Tensor {
     }
     return true;
   }
-  std::vector<std::byte>& bytes() { return bytes_; }
+  std::vector<std::byte>& bytes() {
+    decoded_.clear();
+    return bytes_;
+  }
 
   Element element;
   int64_t rows, columns, width, head_stride, row_stride, batch_stride;
 
  private:
   std::vector<std::byte> bytes_;
+  mutable std::vector<double> decoded_;
 };
 
 enum class Mask { kNone, kFull, kKeys, kRows };
@@ -211,7 +224,8 @@ struct Problem {
   double score(int64_t b, int64_t h, int64_t r, int64_t j) const {
     if (c.causal && j > r) return -kInfinity;
     double sum = 0;
-    for (int64_t d = 0; d < c.size; ++d) sum += q.at(b, h, r, d) * k.at(b, c.key_head(h), j, d);
+    const double *const query = q.row(b, h, r), *const key = k.row(b, c.key_head(h), j);
+    for (int64_t d = 0; d < c.size; ++d) sum += query[d] * key[d];
     sum *= call.scale;
     if (c.mask != Mask::kNone) sum += mask.at(b, h, c.mask == Mask::kKeys ? 0 : r, c.mask == Mask::kRows ? 0 : j);
     return sum;
@@ -231,21 +245,26 @@ struct Problem {
   }
 
   bool forward_is_right() const {
-    std::vector<double> row;
+    std::vector<double> row, sums, magnitudes;
     for (int64_t b = 0; b < c.batches; ++b) {
       for (int64_t h = 0; h < c.heads; ++h) {
         for (int64_t r = 0; r < c.queries; ++r) {
           if (!close(logsumexp.at(b, h, r, 0), weights(b, h, r, row), Element::kFloat32)) return false;
-          for (int64_t d = 0; d < c.size; ++d) {
-            double sum = 0, magnitude = 0;
-            for (int64_t j = 0; j < c.keys; ++j) {
-              const double part = row[j] * v.at(b, c.key_head(h), j, d);
-              sum += part;
-              magnitude += std::abs(part);
+          sums.assign(static_cast<size_t>(c.size), 0);
+          magnitudes = sums;
+          for (int64_t j = 0; j < c.keys; ++j) {
+            const double* const value = v.row(b, c.key_head(h), j);
+            const double weight = row[j];
+            double *const sum = sums.data(), *const magnitude = magnitudes.data();
+            for (int64_t d = 0; d < c.size; ++d) {
+              sum[d] += weight * value[d];
+              magnitude[d] += std::abs(weight * value[d]);
             }
+          }
+          for (int64_t d = 0; d < c.size; ++d) {
             // Weights of bfloat16 may be rounded.
-            const double rounding = c.element == Element::kBfloat16 ? 0x1p-8 * magnitude : 0;
-            if (!close(out.at(b, h, r, d), sum, c.element, 1, rounding)) return false;
+            const double rounding = c.element == Element::kBfloat16 ? 0x1p-8 * magnitudes[d] : 0;
+            if (!close(out.at(b, h, r, d), sums[d], c.element, 1, rounding)) return false;
           }
         }
       }
@@ -278,13 +297,17 @@ struct Problem {
           double dot = 0;
           for (int64_t d = 0; d < c.size; ++d) dot += grad_out.at(b, h, r, d) * out.at(b, h, r, d);
           for (int64_t j = 0; j < c.keys; ++j) {
+            const double *const gradient = grad_out.row(b, h, r), *const query = q.row(b, h, r);
+            const double *const key = k.row(b, key_head, j), *const value = v.row(b, key_head, j);
             double change = -dot;
-            for (int64_t d = 0; d < c.size; ++d) change += grad_out.at(b, h, r, d) * v.at(b, key_head, j, d);
+            for (int64_t d = 0; d < c.size; ++d) change += gradient[d] * value[d];
             change *= row[j] * call.scale;
+            double* const of_query = dq.data() + r * c.size;
+            double *const of_key = dk.data() + j * c.size, *const of_value = dv.data() + j * c.size;
             for (int64_t d = 0; d < c.size; ++d) {
-              dq[r * c.size + d] += change * k.at(b, key_head, j, d);
-              dk[j * c.size + d] += change * q.at(b, h, r, d);
-              dv[j * c.size + d] += row[j] * grad_out.at(b, h, r, d);
+              of_query[d] += change * key[d];
+              of_key[d] += change * query[d];
+              of_value[d] += row[j] * gradient[d];
             }
           }
         }
