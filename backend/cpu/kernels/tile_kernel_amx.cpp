@@ -419,7 +419,7 @@ void store_sums(float* to, int64_t stride) {
   }
 }
 
-// `bias`: what is added, or null.
+// `bias` is added where it is not null. Sums of float32 have it already.
 void store_row(const float* sums, const float*, int64_t count, float* to) {
   _mm512_mask_storeu_ps(to, lanes16(count), _mm512_load_ps(sums));
   _mm512_mask_storeu_ps(to + 16, lanes16(count - 16), _mm512_load_ps(sums + 16));
@@ -452,12 +452,12 @@ void multiply_rows(const TilePart& part, int64_t row) {
   int64_t before = row;                               // outputs
   if (part.line != 0) before = row / part.line * part.line_outputs + least(at, part.line_outputs);
   auto* y = static_cast<typename E::Stored*>(part.y) + before * part.y_stride;
-  // Loading it into tiles takes as long as two products. Sums of float32 may go to y without
-  // vectors.
-  const bool bias_is_late = E::kPlanes == 1 && part.from == nullptr && part.to == nullptr;
+  // Loading a bias into tiles takes as long as two products, so vectors add it where they round.
+  const bool rounds = E::kPlanes == 1 && part.from == nullptr && part.to == nullptr;
+  const float* const late_bias = rounds ? part.bias : nullptr;
   if (part.from != nullptr) {
     begin_sums<two>(part.from + row * part.sum_stride, part.sum_stride);
-  } else if (part.bias != nullptr && !bias_is_late) {
+  } else if (part.bias != nullptr && late_bias == nullptr) {
     begin_sums<two>(part.bias, 0);
   } else {
     clear_sums<two>();
@@ -486,7 +486,7 @@ void multiply_rows(const TilePart& part, int64_t row) {
   store_sums<two>(sums, kPanel);
   for (int64_t i = 0; i < rows; ++i) {
     if (part.line == 0 || at < part.line_outputs) {
-      store_row(sums + i * kPanel, bias_is_late ? part.bias : nullptr, part.count, y);
+      store_row(sums + i * kPanel, late_bias, part.count, y);
       y += part.y_stride;
     }
     if (++at == part.line) at = 0;

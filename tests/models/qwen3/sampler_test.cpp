@@ -112,13 +112,6 @@ TEST_CASE("the token with the highest score is chosen at temperature 0, the firs
   }
 }
 
-// A sanitizer makes a draw thirty times as slow.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kSanitized = true;
-#else
-constexpr bool kSanitized = false;
-#endif
-
 TEST_CASE("sampled frequencies are the probabilities") {
   std::mt19937 random(3);
   for (const SamplingOptions& options : {SamplingOptions{}, SamplingOptions{.top_k = 20}, SamplingOptions{.top_p = 0.9},
@@ -127,7 +120,7 @@ TEST_CASE("sampled frequencies are the probabilities") {
     SamplingSequence sequence = sequence_of(options, logits.size());
     const std::vector<float> expected = probabilities_of(sequence, logits);
     Sampler sampler(static_cast<int64_t>(logits.size()));
-    constexpr int kDraws = kSanitized ? 20000 : 200000;
+    constexpr int kDraws = 200000;
     std::map<int32_t, int> counts;
     for (int i = 0; i < kDraws; ++i) ++counts[sampler.sample(sequence, logits).value().id];
     // Chi-squared over the tokens that are expected at least ten times; its mean is their number.

@@ -96,7 +96,7 @@ class Tensor {
     return element == Element::kBfloat16 ? bfloat16_to_float(bits) : float16_to_float(bits);
   }
   double at(int64_t b, int64_t h, int64_t r, int64_t c) const { return get(index(b, h, r, c)); }
-  // Of what only put() has written.
+  // As doubles, decoded once: not for tensors that kernels write.
   const double* row(int64_t b, int64_t h, int64_t r) const {
     if (decoded_.empty()) {
       const auto count = static_cast<int64_t>(bytes_.size()) / element_bytes(element);
@@ -296,13 +296,13 @@ struct Problem {
           weights(b, h, r, row);
           double dot = 0;
           for (int64_t d = 0; d < c.size; ++d) dot += grad_out.at(b, h, r, d) * out.at(b, h, r, d);
+          const double *const gradient = grad_out.row(b, h, r), *const query = q.row(b, h, r);
+          double* const of_query = dq.data() + r * c.size;
           for (int64_t j = 0; j < c.keys; ++j) {
-            const double *const gradient = grad_out.row(b, h, r), *const query = q.row(b, h, r);
             const double *const key = k.row(b, key_head, j), *const value = v.row(b, key_head, j);
             double change = -dot;
             for (int64_t d = 0; d < c.size; ++d) change += gradient[d] * value[d];
             change *= row[j] * call.scale;
-            double* const of_query = dq.data() + r * c.size;
             double *const of_key = dk.data() + j * c.size, *const of_value = dv.data() + j * c.size;
             for (int64_t d = 0; d < c.size; ++d) {
               of_query[d] += change * key[d];
