@@ -112,6 +112,7 @@ class Layouts {
       find_images(kSignal + 1, kMostDimensions, convolved);
       if (has_signals_) find_images(kSignal, kSignal, convolved);
     }
+    find_made_of_images();
     drop_what_may_not_change();
     if (std::ranges::none_of(images_, [](const Image& image) { return image.exists; })) return 0;
     while (drop_mixed()) continue;
@@ -176,6 +177,36 @@ class Layouts {
       }
       if (image.exists && !image.has_two()) image = Image();
     });
+  }
+
+  // Whether the operand is all of its buffer, each element once.
+  bool shows_all(const Operand& operand) const {
+    const Window& window = window_of(operand);
+    const auto bytes = static_cast<int64_t>(graph_.buffers[operand.buffer].bytes);
+    return window.offset == 0 && window.last_byte == bytes && window.numel * dtype_bytes(window.dtype) == bytes;
+  }
+
+  // Images that pointwise operators make of images, whose dimensions they see in another order, as
+  // one sees tokens.
+  void find_made_of_images() {
+    for (const Node& node : graph_.nodes) {
+      if (op_table()[node.op].op_class != OpClass::kPointwise) continue;
+      const std::span<const Operand> all(graph_.operands_of(node), node.operand_count);
+      for (const Operand& read : all) {
+        if (!read.reads() || !images_[read.buffer].exists) continue;
+        const Window& seen = window_of(read);
+        for (const Operand& made : all) {
+          const Window& window = window_of(made);
+          Image& image = images_[made.buffer];
+          if (image.exists || made.reads() || temporary_[made.buffer] == 0 || !shows_all(made) || !shows_all(read) ||
+              !std::ranges::equal(window.sizes(), seen.sizes()) ||
+              !std::ranges::equal(window.strides(), seen.strides()))
+            continue;
+          image = images_[read.buffer];
+          image.dtype = window.dtype;
+        }
+      }
+    }
   }
 
   // The row-major image of which the window shows some channels; none where it shows something
@@ -270,6 +301,39 @@ class Layouts {
     return dropped;
   }
 
+  // The strides of what an operand sees once images have changed.
+  std::vector<int64_t> strides_then(const Operand& operand) const {
+    const Window& window = window_of(operand);
+    if (images_[operand.buffer].exists) return moved(window, images_[operand.buffer])->strides;
+    return {window.strides().begin(), window.strides().end()};
+  }
+
+  // Whether two tensors of the same sizes have their elements in one order.
+  static bool in_one_order(std::span<const int64_t> sizes, std::span<const int64_t> a, std::span<const int64_t> b) {
+    for (size_t d = 0; d < sizes.size(); ++d) {
+      for (size_t e = 0; e < d; ++e) {
+        if (sizes[d] > 1 && sizes[e] > 1 && (a[d] < a[e]) != (b[d] < b[e])) return false;
+      }
+    }
+    return true;
+  }
+
+  // Whether tensors of a pointwise operator, those of the result's sizes, have their elements in
+  // one order, and would not have once images have changed.
+  bool parts_orders(const Node& node) const {
+    const std::span<const Operand> all(graph_.operands_of(node), node.operand_count);
+    const Window& result = window_of(all.back());
+    const std::vector<int64_t> then = strides_then(all.back());
+    bool parts = false;
+    for (const Operand& operand : all) {
+      const Window& window = window_of(operand);
+      if (!std::ranges::equal(window.sizes(), result.sizes())) continue;
+      if (!in_one_order(window.sizes(), window.strides(), result.strides())) return false;
+      parts |= !in_one_order(window.sizes(), strides_then(operand), then);
+    }
+    return parts;
+  }
+
   // Takes images from operators that would have operands of two layouts. Returns whether there were
   // any.
   bool drop_mixed() {
@@ -293,8 +357,9 @@ class Layouts {
           row_major = true;
         }
       }
-      const bool drops_seen = (image && signal) || turned || row_major;
-      const bool drops_turned = turned && last;
+      const bool parts = traits.op_class == OpClass::kPointwise && parts_orders(node);
+      const bool drops_seen = (image && signal) || turned || row_major || parts;
+      const bool drops_turned = (turned && last) || parts;
       for (const Operand& operand : all) {
         if (!images_[operand.buffer].exists || !(turns(operand) ? drops_turned : drops_seen)) continue;
         images_[operand.buffer] = Image();

@@ -2,6 +2,7 @@
 
 #include "operator_headers/pointwise.h"
 #include "ops/dispatch/typed_rows.h"
+#include "ops/kernels/images.h"
 
 namespace hetero::ops {
 

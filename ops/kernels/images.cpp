@@ -1,6 +1,7 @@
 #include "ops/kernels/images.h"
 
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/gelu.h>
 
 #include <algorithm>
 #include <array>
@@ -267,6 +268,22 @@ bool run_pixel_mean(const graph::Invocation& invocation) {
   run_as_operator(OwnKernel::kPixelMean, invocation, [&] {
     backend::pixel_means(*element, address_of(invocation, 0), count, images.numel / (count * channels), channels,
                          address_of(invocation, 1));
+  });
+  return true;
+}
+
+bool run_gelu(const graph::Invocation& invocation) {
+  // gelu_out gives contiguous tensors to oneDNN, whose result then has the argument's layout.
+  if (invocation.node->operand_count != 2 || invocation.data[1] == nullptr) return false;
+  if (!window_of(invocation, 0).contiguous || window_of(invocation, 1).contiguous) return false;
+  Decoder decoder(invocation.attributes, invocation.node->attribute_bytes);
+  if (decoder.next() != Tag::kTensor || decoder.operand() != 0 || decoder.next() != Tag::kString) return false;
+  const auto length = decoder.get<uint32_t>();
+  const c10::string_view approximate(reinterpret_cast<const char*>(decoder.skip(length)), length);
+  run_profiled(invocation.traits->name.c_str(), [&] {
+    const Isolated isolated;
+    KernelTensors tensors(invocation);
+    tensors.deliver(1, at::gelu(tensors.operand(0), approximate));
   });
   return true;
 }

@@ -203,6 +203,40 @@ TEST_CASE("three dimensions are no images where nothing convolves such") {
   CHECK(changed(p) == 1);
 }
 
+TEST_CASE("what a pointwise operator makes of an image's tokens is laid out as they are, or the image stays") {
+  const Sizes tokens{2, 20, 3};
+  // What is made is temporary, or the program's; or a part of the tokens is made into a tensor.
+  for (const auto [escapes, part] : {std::pair{false, false}, {true, false}, {false, true}}) {
+    Images p;
+    const BufferId a = p.by(convolution(), {p.image(p.input(product(p.sizes)))});
+    BufferId last = a;
+    for (int i = 0; i < 2; ++i) {
+      const BufferId made = p.empty(120);
+      p.add(test_ops().map, {p.operand(last, Access::kRead, tokens, {60, 1, 20}, 0),
+                             p.operand(made, Access::kWrite, tokens, {60, 1, 20}, 0)});
+      last = made;
+    }
+    if (escapes) p.escape(last);
+    if (part) {
+      const BufferId made = p.empty(60);
+      p.add(test_ops().map, {p.operand(last, Access::kRead, {2, 10, 3}, {60, 1, 20}, 0),
+                             p.operand(made, Access::kWrite, {2, 10, 3}, {30, 1, 10}, 0)});
+      p.escape(made);
+    } else {
+      p.seen(stubborn(), p.operand(last, Access::kRead, tokens, {60, 1, 20}, 0));
+    }
+    CAPTURE(escapes, part);
+    CHECK(changed(p) == (escapes ? 0 : part ? 0 : 3));
+    if (escapes || part) continue;
+    auto saved = save(p);
+    use_channels_last(*saved);
+    for (const Operand& operand : saved->graph.operands) {
+      const Window& window = saved->windows[operand.window];
+      if (window.rank == 3) CHECK(window.contiguous);
+    }
+  }
+}
+
 TEST_CASE("an operator may see a part of an image by other strides, whose entries are together") {
   // One pixel of each image, or the same row of one channel.
   for (const bool pixel : {true, false}) {

@@ -237,3 +237,57 @@ def test_images_that_the_caller_gives_or_gets_keep_their_layout() -> None:
         result = torch.hetero.compile(model, (x,))(x)
         assert result.stride() == model(x).stride()
         close(result, model, x)
+
+
+class Tokens(nn.Module):
+    """A depthwise convolution of what are tokens before and behind it, as mixed perceptrons of transformers have."""
+
+    def __init__(self, activation: nn.Module) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 32), nn.Linear(32, 16)
+        self.convolution = nn.Conv2d(32, 32, 3, padding=1, groups=32)
+        self.activation = activation
+
+    def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens, and hidden ones, of a square of tokens (batch, tokens, 16)."""
+        hidden = self.first(tokens)
+        side = int(hidden.shape[1] ** 0.5)
+        hidden = self.convolution(hidden.transpose(1, 2).view(-1, 32, side, side)).flatten(2).transpose(1, 2)
+        seen = self.activation(hidden)
+        return self.last(self.activation(hidden + 1)), seen
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("way", ["lazily", "compiled", "saved"])
+@pytest.mark.parametrize(
+    "activation", [nn.GELU(), nn.GELU("tanh"), nn.ReLU(), nn.SiLU(), nn.Softplus(), nn.Hardswish()], ids=str)  # fmt: skip
+def test_activations_of_an_image_that_is_seen_as_tokens(activation: nn.Module, way: str) -> None:
+    model = Tokens(activation)
+    for batch in (1, 2):
+        x = torch.randn(batch, 64, 16)
+        truth = copy.deepcopy(model).double()(x.double())
+        expected = model(x)
+        if way == "saved":
+            calls = [torch.hetero.compile(model, (x,))] * 2
+            results = [call(x) for call in calls]
+        else:
+            there = copy.deepcopy(model).to("hetero")
+            call = torch.compile(there, backend="hetero", dynamic=False) if way == "compiled" else there
+            results = [[result.cpu() for result in call(x.to("hetero"))] for _ in range(3)]
+        for result in results:
+            for one, true, eager in zip(result, truth, expected, strict=True):
+                assert_close(one.double(), true, rtol=1e-4, atol=1e-5)
+                assert one.stride() == eager.stride()
+
+
+@torch.no_grad()
+def test_gelu_of_a_part_of_an_image_that_is_together_in_its_new_layout() -> None:
+    weight = torch.randn(16, 3, 3, 3)
+
+    def rows(images: torch.Tensor) -> torch.Tensor:
+        return F.gelu(F.conv2d(images, weight, padding=1)[:, :, :4].permute(0, 2, 3, 1))
+
+    x = torch.randn(1, 3, 8, 8)
+    result = torch.hetero.compile(rows, (x,))(x)
+    assert_close(result, rows(x), rtol=1e-4, atol=1e-5)
+    assert result.stride() == rows(x).stride()
