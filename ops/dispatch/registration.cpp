@@ -16,6 +16,7 @@
 
 #include "ops/dispatch/basic.h"
 #include "ops/dispatch/catch_all.h"
+#include "ops/dispatch/encoder_layer.h"
 #include "ops/dispatch/special.h"
 #include "ops/dispatch/traits.h"
 #include "ops/kernels/boxed.h"
@@ -119,6 +120,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   add_random_rows();
   register_basic(library);
   register_special(library);
+  register_encoder_layer(library);
   register_whole(library);
 }
 

@@ -2,9 +2,8 @@
 //
 // Convolutions arrive as `convolution` (a typed row) or, from code that insists, as
 // convolution_overrideable. Attention asks the device which kernel it wants: we answer as the CPU
-// would. The layer of a transformer's encoder, one operator in inference, is composed of others by
-// PyTorch's own code. Fused RNN cells, and histograms of integers, exist on CUDA only, so they are
-// composed here.
+// would. Fused RNN cells, and histograms of integers, exist on CUDA only, so they are composed
+// here.
 
 #include "ops/dispatch/special.h"
 
@@ -16,13 +15,11 @@
 #include <ATen/ops/_fused_sdp_choice_native.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
-#include <ATen/ops/_transformer_encoder_layer_fwd_native.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/div.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/histc_ops.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/sigmoid.h>
@@ -254,15 +251,6 @@ at::Tensor& histc_out(const at::Tensor& self, int64_t bins, const at::Scalar& mi
   return out;
 }
 
-// Of PyTorch's own there is none: torch.compile asks for it where sizes are symbols.
-at::Tensor transformer_encoder_layer_meta(const at::Tensor& src, int64_t, int64_t, const at::Tensor&, const at::Tensor&,
-                                          const at::Tensor&, const at::Tensor&, bool, bool, double, const at::Tensor&,
-                                          const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                          const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                          const std::optional<at::Tensor>&, std::optional<int64_t>) {
-  return at::empty_like(src, at::MemoryFormat::Contiguous);
-}
-
 // Made by rewrite_slice.h of two calls.
 TORCH_LIBRARY_FRAGMENT(hetero, library) {
   library.def(
@@ -272,10 +260,6 @@ TORCH_LIBRARY_FRAGMENT(hetero, library) {
 }
 TORCH_LIBRARY_IMPL(hetero, CPU, library) { library.impl("convolution_norm", TORCH_FN(convolution_norm)); }
 TORCH_LIBRARY_IMPL(hetero, Meta, library) { library.impl("convolution_norm", TORCH_FN(convolution_norm)); }
-
-TORCH_LIBRARY_IMPL(aten, Meta, library) {
-  library.impl("_transformer_encoder_layer_fwd", TORCH_FN(transformer_encoder_layer_meta));
-}
 
 }  // namespace
 
@@ -288,7 +272,6 @@ void register_special(torch::Library& library) {
   library.impl("convolution_backward_overrideable", TORCH_FN(convolution_backward_overrideable));
   library.impl("_scaled_dot_product_fused_attention_overrideable", TORCH_FN(attention_overrideable));
   library.impl("_scaled_dot_product_fused_attention_overrideable_backward", TORCH_FN(attention_overrideable_backward));
-  library.impl("_transformer_encoder_layer_fwd", TORCH_FN(at::native::transformer_encoder_layer_forward));
   library.impl("_thnn_fused_lstm_cell", TORCH_FN(fused_lstm_cell));
   library.impl("_thnn_fused_lstm_cell_backward_impl", TORCH_FN(fused_lstm_cell_backward));
   library.impl("_thnn_fused_gru_cell", TORCH_FN(fused_gru_cell));

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/gelu.h>
+#include <ATen/ops/native_group_norm.h>
 
 #include <algorithm>
 #include <array>
@@ -94,6 +95,14 @@ class NormOperands {
   float* per_channel() { return checked_numbers(next_tensor()); }
   float* output_image() { return checked_image(next_output_++); }
   float* output_per_channel() { return checked_numbers(next_output_++); }
+  // One number for each image and group.
+  float* output_per_group(int64_t groups) { return checked_numbers(next_output_++, images_.images * groups); }
+  int64_t integer() {
+    const Tag tag = decoder_.next();
+    if (tag == Tag::kInteger || tag == Tag::kSize) return decoder_.integer(tag);
+    failed_ = true;
+    return 0;
+  }
   double real() {
     const Tag tag = decoder_.next();
     if (tag == Tag::kReal || tag == Tag::kShapeReal) return decoder_.real(tag);
@@ -137,10 +146,11 @@ class NormOperands {
     if (!fits || !std::ranges::equal(window.sizes(), first_->sizes())) return fail();
     return reinterpret_cast<float*>(address_of(invocation_, operand));
   }
-  float* checked_numbers(int operand) {
+  float* checked_numbers(int operand) { return checked_numbers(operand, images_.channels); }
+  float* checked_numbers(int operand, int64_t count) {
     if (operand < 0 || !is_usable(operand)) return nullptr;
     const Window& window = window_of(invocation_, operand);
-    if (!window.contiguous || window.numel != images_.channels) return fail();
+    if (!window.contiguous || window.numel != count) return fail();
     return reinterpret_cast<float*>(address_of(invocation_, operand));
   }
   float* fail() {
@@ -202,6 +212,54 @@ bool run_batch_norm_backward(const graph::Invocation& invocation) {
   if (operands.failed()) return false;
   call.images = operands.images();
   run_as_operator(OwnKernel::kBatchNormBackward, invocation, [&] { backend::batch_norm_gradients(call); });
+  return true;
+}
+
+namespace {
+
+bool run_group_norm_of_floats(const graph::Invocation& invocation) {
+  if (!last_bits_may_differ() || invocation.node->output_count != 3) return false;
+  NormOperands operands(invocation);
+  backend::GroupNorm call;
+  call.input = operands.image();
+  call.weight = operands.per_channel();
+  call.bias = operands.per_channel();
+  for (int i = 0; i < 3; ++i) (void)operands.integer();  // sizes of the image
+  call.groups = operands.integer();
+  call.epsilon = operands.real();
+  call.output = operands.output_image();
+  call.mean = operands.output_per_group(call.groups);
+  call.inverse_deviation = operands.output_per_group(call.groups);
+  if (operands.failed()) return false;
+  call.images = operands.images();
+  run_as_operator(OwnKernel::kGroupNorm, invocation, [&] { backend::group_norm(call); });
+  return true;
+}
+
+}  // namespace
+
+bool run_group_norm(const graph::Invocation& invocation) {
+  if (run_group_norm_of_floats(invocation)) return true;
+  const Window& window = window_of(invocation, 0);
+  if (window.rank > 3 || window.contiguous) return false;
+  const Isolated isolated;
+  KernelTensors tensors(invocation);
+  Decoder decoder(invocation.attributes, invocation.node->attribute_bytes);
+  std::array<at::Tensor, 3> given;
+  for (at::Tensor& tensor : given) {
+    if (decoder.next() == Tag::kTensor) tensor = tensors.operand(decoder.operand());
+  }
+  std::array<int64_t, 4> numbers;
+  for (int64_t& number : numbers) number = decoder.integer(decoder.next());
+  const double epsilon = decoder.real(decoder.next());
+  run_profiled(invocation.traits->name.c_str(), [&] {
+    auto [output, mean, inverse] = at::native_group_norm(given[0].contiguous(), given[1], given[2], numbers[0],
+                                                         numbers[1], numbers[2], numbers[3], epsilon);
+    const int first = tensors.first_output();
+    tensors.deliver(first, std::move(output));
+    if (invocation.node->output_count > 1) tensors.deliver(first + 1, std::move(mean));
+    if (invocation.node->output_count > 2) tensors.deliver(first + 2, std::move(inverse));
+  });
   return true;
 }
 

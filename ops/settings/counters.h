@@ -71,7 +71,8 @@ const char* to_string(SyncReason reason);
   X(kLayout, "images whose channels were put last")               \
   X(kConcatenation, "concatenations of rows")                     \
   X(kBatchNorm, "batch norms in training")                        \
-  X(kBatchNormBackward, "gradients of batch norms")
+  X(kBatchNormBackward, "gradients of batch norms")               \
+  X(kGroupNorm, "group norms")
 
 enum class OwnKernel : uint8_t {
 #define X(name, text) name,

@@ -333,6 +333,49 @@ Parts gradient_parts(const BatchNormGradients& call, ColumnNumbers<4>& numbers, 
   return parts;
 }
 
+// (input - mean) * a + b, of numbers of each channel.
+void normalize(const NormedImages& images, const float* input, float* output, ColumnNumbers<3>& numbers,
+               const ImageKernels& kernels) {
+  run_over(
+      images, numbers,
+      [&](int64_t place, NormRows& rows) {
+        rows.input = input + place;
+        rows.output = output + place;
+        kernels.normalize(rows);
+      },
+      [&](int64_t place, int64_t channel) {
+        output[place] = (input[place] - numbers[0][channel]) * numbers[1][channel] + numbers[2][channel];
+      });
+}
+
+// Of one image, which is the only one of `images`.
+void norm_groups(const GroupNorm& call, const NormedImages& images, int64_t image, const ImageKernels& kernels) {
+  static thread_local Scratch memory;
+  const int64_t channels = images.channels, together = channels / call.groups, first = image * channels * images.pixels;
+  auto* const moments = memory.get<Moment>(channels);
+  const auto pixels = static_cast<double>(images.pixels);
+  add_up_moments(parts_of(images, call.input + first, kernels), channels,
+                 [&](int64_t channel, double mean, double squares) {
+                   moments[channel] = {pixels, mean, squares};
+                 });
+  ColumnNumbers<3> numbers(columns_of(images));
+  for (int64_t group = 0; group < call.groups; ++group) {
+    Moment all;
+    for (int64_t i = 0; i < together; ++i) all.add(moments[group * together + i]);
+    const double variance = all.squares / all.count + call.epsilon;
+    const double inverse = variance == 0 ? 0 : 1 / std::sqrt(variance);
+    call.mean[image * call.groups + group] = static_cast<float>(all.mean);
+    call.inverse_deviation[image * call.groups + group] = static_cast<float>(inverse);
+    for (int64_t channel = group * together; channel < (group + 1) * together; ++channel) {
+      const double weight = call.weight == nullptr ? 1 : call.weight[channel];
+      numbers[0][channel] = static_cast<float>(all.mean);
+      numbers[1][channel] = static_cast<float>(inverse * weight);
+      numbers[2][channel] = call.bias == nullptr ? 0 : call.bias[channel];
+    }
+  }
+  normalize(images, call.input + first, call.output + first, numbers, kernels);
+}
+
 }  // namespace
 
 void batch_norm(const BatchNorm& call, InstructionSet set) {
@@ -357,16 +400,18 @@ void batch_norm(const BatchNorm& call, InstructionSet set) {
                    numbers[1][channel] = static_cast<float>(inverse * weight);
                    numbers[2][channel] = call.bias == nullptr ? 0 : call.bias[channel];
                  });
-  run_over(
-      images, numbers,
-      [&](int64_t place, NormRows& rows) {
-        rows.input = call.input + place;
-        rows.output = call.output + place;
-        kernels.normalize(rows);
-      },
-      [&](int64_t place, int64_t channel) {
-        call.output[place] = (call.input[place] - numbers[0][channel]) * numbers[1][channel] + numbers[2][channel];
-      });
+  normalize(images, call.input, call.output, numbers, kernels);
+}
+
+void group_norm(const GroupNorm& call, InstructionSet set) {
+  const ImageKernels& kernels = image_kernels(set);
+  NormedImages one = call.images;
+  one.images = 1;
+  // With an image for each thread, what is below runs on one.
+  const int64_t grain = call.images.images < thread_count() ? call.images.images : 1;
+  parallel_for(0, call.images.images, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t image = begin; image < end; ++image) norm_groups(call, one, image, kernels);
+  });
 }
 
 void batch_norm_gradients(const BatchNormGradients& call, InstructionSet set) {

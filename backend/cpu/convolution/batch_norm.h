@@ -1,5 +1,5 @@
 // Batch norms by the statistics of the batch, and their gradients, in float32, as training computes
-// them.
+// them; and group norms, whose statistics are those of some channels of one image.
 //
 //   forward:   output = (input - mean) * inverse_deviation * weight + bias
 //   backward:  bias' = sum of output',
@@ -48,6 +48,21 @@ struct BatchNorm {
   float* inverse_deviation = nullptr;  // 1 / sqrt(variance + epsilon)
 };
 void batch_norm(const BatchNorm& call, InstructionSet set = instruction_set());
+
+// What has one number for each channel may be null. Groups are of equal size; `mean` and
+// `inverse_deviation` have one number for each image and group.
+struct GroupNorm {
+  NormedImages images;
+  int64_t groups = 1;
+  double epsilon = 0;
+  const float* input = nullptr;
+  const float* weight = nullptr;
+  const float* bias = nullptr;
+  float* output = nullptr;
+  float* mean = nullptr;
+  float* inverse_deviation = nullptr;  // 1 / sqrt(variance + epsilon)
+};
+void group_norm(const GroupNorm& call, InstructionSet set = instruction_set());
 
 // Gradients that are not needed are null.
 struct BatchNormGradients {

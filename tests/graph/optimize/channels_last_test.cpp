@@ -206,7 +206,7 @@ TEST_CASE("three dimensions are no images where nothing convolves such") {
 TEST_CASE("what a pointwise operator makes of an image's tokens is laid out as they are, or the image stays") {
   const Sizes tokens{2, 20, 3};
   // What is made is temporary, or the program's; or a part of the tokens is made into a tensor.
-  for (const auto [escapes, part] : {std::pair{false, false}, {true, false}, {false, true}}) {
+  for (const auto& [escapes, part] : {std::pair{false, false}, {true, false}, {false, true}}) {
     Images p;
     const BufferId a = p.by(convolution(), {p.image(p.input(product(p.sizes)))});
     BufferId last = a;

@@ -1,10 +1,11 @@
-// Batch norms in training and their gradients against the definition in double, in both layouts, by
-// every instruction set and some numbers of threads.
+// Batch norms in training, their gradients, and group norms against the definition in double, in
+// both layouts, by every instruction set and some numbers of threads.
 
 #include "backend/cpu/convolution/batch_norm.h"
 
 #include <cmath>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "tests/backend/cpu/convolution/definition.h"
@@ -173,6 +174,77 @@ TEST_CASE("a batch norm of one number for each channel has no variance to run on
   for (size_t i = 0; i < 8; ++i) {
     CHECK(output[i] == 0);
     CHECK(std::isnan(variance[i]));
+  }
+}
+
+void check_groups(const Shape& s, int64_t groups, double offset = 0) {
+  const int64_t together = s.channels / groups;
+  const double epsilon = 1e-3;
+  for (const InstructionSet set : {InstructionSet::kPortable, InstructionSet::kAvx2, InstructionSet::kAvx512}) {
+    if (set > instruction_set()) continue;
+    for (const bool last : {false, true}) {
+      for (const bool affine : {false, true}) {
+        INFO(s.images << " x " << s.channels << " x " << s.pixels << " groups " << groups << " last " << last);
+        std::vector<float> input = numbers(s.entries(), 1);
+        for (float& value : input) value += static_cast<float>(offset);
+        const std::vector<float> weight = numbers(s.channels, 2), bias = numbers(s.channels, 3);
+        std::vector<double> output(input.size()), mean, inverse;
+        for (int64_t image = 0; image < s.images; ++image) {
+          for (int64_t group = 0; group < groups; ++group) {
+            const auto for_entries = [&](auto&& visit) {
+              for (int64_t channel = group * together; channel < (group + 1) * together; ++channel) {
+                for (int64_t pixel = 0; pixel < s.pixels; ++pixel) {
+                  visit(static_cast<size_t>(place(s, last, image, channel, pixel)), static_cast<size_t>(channel));
+                }
+              }
+            };
+            const auto count = static_cast<double>(together * s.pixels);
+            double sum = 0, squares = 0;
+            for_entries([&](size_t i, size_t) { sum += input[i] / count; });
+            for_entries([&](size_t i, size_t) { squares += (input[i] - sum) * (input[i] - sum); });
+            mean.push_back(sum);
+            inverse.push_back(1 / std::sqrt(squares / count + epsilon));
+            for_entries([&](size_t i, size_t channel) {
+              const double normed = (input[i] - sum) * inverse.back();
+              output[i] = affine ? normed * weight[channel] + bias[channel] : normed;
+            });
+          }
+        }
+        std::vector<float> made = unset(s.entries()), made_mean = unset(s.images * groups), made_inverse = made_mean;
+        group_norm({.images = images_of(s, last),
+                    .groups = groups,
+                    .epsilon = epsilon,
+                    .input = input.data(),
+                    .weight = affine ? weight.data() : nullptr,
+                    .bias = affine ? bias.data() : nullptr,
+                    .output = made.data(),
+                    .mean = made_mean.data(),
+                    .inverse_deviation = made_inverse.data()},
+                   set);
+        const double tolerance = 2e-5 + std::abs(offset) * 1e-5;
+        require_close(made, output, tolerance * 5);
+        require_close(made_mean, mean, tolerance);
+        require_close(made_inverse, inverse, tolerance * 10);
+      }
+    }
+  }
+}
+
+TEST_CASE("group norms of any number of channels, groups and pixels") {
+  for (const auto& [channels, groups] :
+       {std::pair{1, 1}, {2, 2}, {6, 3}, {15, 5}, {16, 1}, {32, 8}, {48, 16}, {96, 4}, {200, 25}}) {
+    for (const int64_t pixels : {1, 5, 16, 49, 300}) check_groups({2, channels, pixels}, groups);
+  }
+  check_groups({1, 8, 20000}, 4);
+  check_groups({3, 20, 600}, 5, 100);
+}
+
+TEST_CASE("group norms on several threads, of more images than these and of fewer") {
+  for (const int64_t threads : {2, 3, 7}) {
+    const Threads pool(threads);
+    check_groups({1, 64, 1000}, 8);
+    check_groups({4, 64, 200}, 8);
+    check_groups({9, 24, 100}, 3);
   }
 }
 

@@ -1,0 +1,109 @@
+"""Layers of encoders and attention with several heads, which PyTorch's modules call as one operator in inference."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from helpers import assert_same
+from torch import nn
+from torch.testing import assert_close
+
+WAYS = ("lazily", "compiled", "saved")
+
+
+def call_of(way: str, model: nn.Module, *inputs: torch.Tensor | None) -> Callable[[], object]:
+    """A call of the model on the device, whose results are on the CPU."""
+    if way == "saved":
+        program = torch.hetero.compile(model, inputs)
+        return lambda: program(*inputs)
+    there = copy.deepcopy(model).to("hetero")
+    function = torch.compile(there, backend="hetero", dynamic=False) if way == "compiled" else there
+    moved = [None if tensor is None else tensor.to("hetero") for tensor in inputs]
+
+    def call() -> object:
+        found = function(*moved)
+        return found.cpu() if isinstance(found, torch.Tensor) else tuple(one.cpu() for one in found)
+
+    return call
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_encoders_are_near_to_eager_and_run_our_kernels(way: str, norm_first: bool, activation: str) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(32, 4, 64, 0.1, activation, batch_first=True, norm_first=norm_first)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    for batch, length in ((1, 9), (3, 33)):
+        x = torch.randn(batch, length, 32)
+        expected, call = model(x), call_of(way, model, x)
+        for _ in range(3):
+            assert_close(call(), expected, rtol=1e-4, atol=1e-5)
+
+
+class Masked(nn.Module):
+    """A layer with a mask of one of the three kinds."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        self.kind = kind
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+        """Hidden states; a mask hides what it says, and so does one of padding."""
+        return self.layer(x, mask if "mask" in self.kind else None, padding if "padding" in self.kind else None)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", ["mask", "padding", "mask and padding"])
+def test_masks_hide_what_they_hide_in_eager(way: str, kind: str) -> None:
+    torch.manual_seed(0)
+    model = Masked(kind).eval()
+    x = torch.randn(3, 7, 16)
+    mask = torch.triu(torch.ones(7, 7, dtype=torch.bool), 1)
+    # The last text is nothing but padding, of which eager makes NaN.
+    padding = torch.arange(7) >= torch.tensor([7, 3, 0])[:, None]
+    expected, call = model(x, mask, padding), call_of(way, model, x, mask, padding)
+    for _ in range(2):
+        assert_close(call(), expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("averages", [False, True])
+def test_attention_returns_its_weights(averages: bool) -> None:
+    torch.manual_seed(0)
+    attention = nn.MultiheadAttention(16, 4, batch_first=True).eval()
+    x = torch.randn(2, 5, 16)
+    there, moved = copy.deepcopy(attention).to("hetero"), x.to("hetero")
+    for tensors, device in (((x, x, x), (moved, moved, moved)), ((x, x + 1, x + 1), (moved, moved + 1, moved + 1))):
+        expected = attention(*tensors, average_attn_weights=averages)
+        found = there(*device, average_attn_weights=averages)
+        for one, other in zip(found, expected, strict=True):
+            assert_close(one.cpu(), other, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_unfused_a_layer_has_eagers_bits(unfused: None) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    x = torch.randn(2, 6, 16)
+    assert_same(copy.deepcopy(layer).to("hetero")(x.to("hetero")).cpu(), layer(x))
+
+
+@torch.no_grad()
+def test_arguments_that_do_not_fit_raise_as_on_the_cpu() -> None:
+    x = torch.randn(2, 6, 16)
+    weights = [torch.randn(48, 16), torch.randn(48), torch.randn(16, 16), torch.randn(16)]
+    for size, heads, given in ((16, 3, weights), (16, 2, [weights[0][:40], *weights[1:]])):
+        errors = []
+        for device in ("cpu", "hetero"):
+            there = x.to(device)
+            with pytest.raises(RuntimeError) as caught:
+                torch._native_multi_head_attention(there, there, there, size, heads, *(w.to(device) for w in given))
+            errors.append(str(caught.value).splitlines()[0])
+        assert errors[0] == errors[1]
