@@ -68,6 +68,7 @@ struct ConvolutionChoice {
   bool sure = true;  // false: guessed, since the machine was too busy to measure
 
   bool operator==(const ConvolutionChoice&) const = default;
+  bool refines(const ConvolutionChoice& earlier) const { return plain == earlier.plain && kept && !earlier.kept; }
 };
 
 std::string line_of(const ConvolutionShape& shape, const ConvolutionChoice& choice);

@@ -2,8 +2,10 @@
 // on disk.
 //
 // Each kind of operator has a CacheFile, ~/.cache/hetero/KIND-HASH.txt (or below $XDG_CACHE_HOME),
-// for one processor model and one version of torch. Each line is a choice; the last one for a shape
-// counts. Lines that do not parse are skipped. Nothing ever fails because of the file.
+// for one processor model and one version of torch. Each line is what a process measured for
+// a shape. Others may have used the processor then, so the next process measures again, until two
+// say the same or five have measured; what most of them say counts, and the latest of equals. Lines
+// that do not parse are skipped. Nothing ever fails because of the file.
 //
 //   struct Shape {
 //     static constexpr const char* kKind = "linear 2";  // with the version of the lines
@@ -14,6 +16,7 @@
 //   struct Choice {
 //     bool sure = true;                                 // false: guessed on a busy machine
 //     bool operator==(const Choice&) const = default;
+//     bool refines(const Choice& earlier) const;        // says what that left open
 //   };
 //   std::string line_of(const Shape&, const Choice&);
 //   bool parse_line(const std::string&, Shape&, Choice&);
@@ -30,6 +33,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <ranges>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -53,7 +57,7 @@ class Choices {
   // the caller measures again.
   std::optional<Choice> find(const Shape& shape) {
     const Known* const known = look_up(shape);
-    if (known == nullptr) return std::nullopt;
+    if (known == nullptr || !known->counts()) return std::nullopt;
     const bool may_be_forgotten = !known->choice.sure && known->looks.load(std::memory_order_relaxed) < kLastLook;
     if (may_be_forgotten && std::has_single_bit(++known->looks)) return std::nullopt;
     return known->choice;
@@ -62,7 +66,7 @@ class Choices {
   // The same, where it is not forgotten any more.
   std::optional<Choice> settled(const Shape& shape) {
     const Known* const known = look_up(shape);
-    if (known == nullptr || (!known->choice.sure && known->looks < kLastLook)) return std::nullopt;
+    if (known == nullptr || !known->counts() || (!known->choice.sure && known->looks < kLastLook)) return std::nullopt;
     return known->choice;
   }
 
@@ -84,11 +88,18 @@ class Choices {
   static constexpr size_t kBuckets = 256;
   static constexpr size_t kOldLines = 64;
 
+  static constexpr int kAgreeing = 2;
+  static constexpr size_t kMostVotes = 5;
+
   struct Known {
     Shape shape;
     Choice choice;
+    std::vector<Choice> votes;  // of processes, the latest one last
+    bool measured = false;      // by this process
     mutable std::atomic<uint32_t> looks;
     const Known* next;  // in the same bucket, older
+
+    bool counts() const { return measured || votes.size() >= kMostVotes || count_of(votes, choice) >= kAgreeing; }
   };
   using Bucket = std::atomic<const Known*>;
 
@@ -116,27 +127,41 @@ class Choices {
     return known;
   }
 
+  static int64_t count_of(const std::vector<Choice>& votes, const Choice& choice) {
+    return std::ranges::count(votes, choice);
+  }
+  // What most say, and the latest of equals. REQUIRES: there are votes.
+  static Choice winner(const std::vector<Choice>& votes) {
+    const auto latest_first = std::views::reverse(votes);
+    return *std::ranges::max_element(latest_first, {}, [&](const Choice& vote) { return count_of(votes, vote); });
+  }
+  static void vote(std::vector<Choice>& votes, const Choice& choice, bool again) {
+    // What one process says at last is one vote.
+    if (!votes.empty() && (again || choice.refines(votes.back()))) votes.pop_back();
+    votes.push_back(choice);
+    if (votes.size() > kMostVotes) votes.erase(votes.begin());
+  }
+
   void learn(const Shape& shape, const Choice& choice, uint32_t least_looks) {
     const std::lock_guard lock(mutex_);
     load();
     const Shape rounded = shape.rounded();
-    const Known* const known = find_in(bucket_of(rounded), rounded);
-    const bool is_known = known != nullptr && known->choice == choice;
-    add(rounded, choice, least_looks);
+    Bucket& bucket = bucket_of(rounded);
+    const Known* const known = find_in(bucket, rounded);
+    std::vector<Choice> votes = known != nullptr ? known->votes : std::vector<Choice>();
+    const bool is_known = known != nullptr && known->counts() && known->choice == choice;
+    const bool votes_again = known != nullptr && known->measured && known->choice.sure;
+    if (choice.sure && !is_known) vote(votes, choice, votes_again);
+    // A guess counts where nobody knows better.
+    const Choice chosen = choice.sure || votes.empty() ? choice : winner(votes);
+    if (known != nullptr && known->measured && known->choice == chosen && known->looks >= least_looks) return;
+    const uint32_t looks = std::max(least_looks, known == nullptr ? 1 : known->looks.load());
+    memory_.push_back(std::unique_ptr<Known>(new Known{rounded, chosen, std::move(votes), true, looks, bucket.load()}));
+    bucket.store(memory_.back().get(), std::memory_order_release);
     if (!choice.sure || is_known) return;
     // What another process writes between these two lines is lost, which costs it a measurement.
     const Result<std::string> before = file_.read();
     (void)file_.write((before.ok() ? before.value() : "") + line_of(rounded, choice) + '\n');
-  }
-
-  // REQUIRES: the mutex is held.
-  void add(const Shape& rounded, const Choice& choice, uint32_t least_looks) {
-    Bucket& bucket = bucket_of(rounded);
-    const Known* const before = find_in(bucket, rounded);
-    if (before != nullptr && before->choice == choice && before->looks >= least_looks) return;
-    const uint32_t looks = std::max(least_looks, before == nullptr ? 1 : before->looks.load());
-    memory_.push_back(std::unique_ptr<Known>(new Known{rounded, choice, looks, bucket.load()}));
-    bucket.store(memory_.back().get(), std::memory_order_release);
   }
 
   // At the first look. REQUIRES: the mutex is held.
@@ -144,24 +169,34 @@ class Choices {
     if (loaded_) return;
     const Result<std::string> text = file_.read();
     std::istringstream lines(text.ok() ? text.value() : "");
-    size_t count = 0;
+    size_t count = 0, kept = 0;
     for (std::string line; std::getline(lines, line); ++count) {
       Shape shape{};
       Choice choice{};
-      if (parse_line(line, shape, choice)) add(shape, choice, 0);
+      if (!parse_line(line, shape, choice)) continue;
+      Bucket& bucket = bucket_of(shape);
+      // Nobody else sees it yet.
+      auto* known = const_cast<Known*>(find_in(bucket, shape));
+      if (known == nullptr) {
+        memory_.push_back(std::unique_ptr<Known>(new Known{shape, choice, {}, false, 1, bucket.load()}));
+        bucket.store(known = memory_.back().get(), std::memory_order_release);
+      }
+      kept -= known->votes.size();
+      vote(known->votes, choice, false);
+      kept += known->votes.size();
+      known->choice = winner(known->votes);
     }
-    // Lines that later ones replace; a file may be no larger than a bound.
-    if (count > 2 * memory_.size() + kOldLines) write_latest();
+    // Lines that no longer count; a file may be no larger than a bound.
+    if (count > 2 * kept + kOldLines) write_votes();
     loaded_.store(true, std::memory_order_release);
   }
 
   // REQUIRES: the mutex is held.
-  void write_latest() {
+  void write_votes() {
     std::string text;
     for (const auto& known : memory_) {
-      if (find_in(bucket_of(known->shape), known->shape) == known.get()) {
-        text += line_of(known->shape, known->choice) + '\n';
-      }
+      if (find_in(bucket_of(known->shape), known->shape) != known.get()) continue;
+      for (const Choice& vote : known->votes) text += line_of(known->shape, vote) + '\n';
     }
     (void)file_.write(text);
   }
@@ -171,7 +206,7 @@ class Choices {
   std::atomic<bool> loaded_{false};
   std::array<Bucket, kBuckets> known_{};
   // What another thread may be reading stays, though something newer hides it.
-  std::vector<std::unique_ptr<const Known>> memory_;
+  std::vector<std::unique_ptr<Known>> memory_;
 };
 
 // Choices that are kept where those of this kind belong. Leaked on purpose: kernels may run while

@@ -69,6 +69,7 @@ struct LinearChoice {
   bool sure = true;  // false: guessed, since the machine was too busy to measure
 
   bool operator==(const LinearChoice&) const = default;
+  bool refines(const LinearChoice& earlier) const { return plain == earlier.plain && packed && !earlier.packed; }
 };
 
 std::string line_of(const LinearShape& shape, const LinearChoice& choice);

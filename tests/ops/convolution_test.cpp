@@ -562,7 +562,7 @@ TEST_F(ConvolutionTest, AShapeIsMeasuredOnceForEachWork) {
   EXPECT_EQ(convolution_counts().measurements, measurements);
 }
 
-TEST(ConvolutionChoiceFile, IsReadByTheNextProcess) {
+TEST(ConvolutionChoiceFile, IsReadByOtherProcesses) {
   char name[] = "/tmp/hetero_convolution_XXXXXX";
   const fs::path folder = ::mkdtemp(name);
   const std::string path = (folder / "choices.txt").string();
@@ -590,17 +590,19 @@ TEST(ConvolutionChoiceFile, IsReadByTheNextProcess) {
   backward.work = ConvolutionWork::kBackward;
   backward.gradients = kOfInput | kOfBias;
   other.geometry.padding_x = 0;
-  ConvolutionChoices first(path);
-  first.learn(forward, {.plain = Implementation::kStock, .kept = Implementation::kTiles});
-  first.learn(backward, {.plain = Implementation::kUnfolded});
-  first.learn(other, {.plain = Implementation::kUnfolded, .sure = false});
+  for (int process = 0; process < 2; ++process) {
+    ConvolutionChoices choices(path);
+    choices.learn(forward, {.plain = Implementation::kStock, .kept = Implementation::kTiles});
+    choices.learn(backward, {.plain = Implementation::kUnfolded});
+    choices.learn(other, {.plain = Implementation::kUnfolded, .sure = false});
+  }
   const backend::CacheFile file(path, ConvolutionShape::kKind, machine_text());
   const std::string other_lines = "forward 0 1 2 3 stock\nsideways 0 1 1 1 1 1 1 1 1 1 1 1 1 1 1 stock\n";
   ASSERT_TRUE(file.write(file.read().value() + other_lines).ok());
-  ConvolutionChoices second(path);
-  EXPECT_EQ(second.find(forward), (ConvolutionChoice{.plain = Implementation::kStock, .kept = Implementation::kTiles}));
-  EXPECT_EQ(second.find(backward), (ConvolutionChoice{.plain = Implementation::kUnfolded}));
-  EXPECT_EQ(second.find(other), std::nullopt);  // a guess
+  ConvolutionChoices third(path);
+  EXPECT_EQ(third.find(forward), (ConvolutionChoice{.plain = Implementation::kStock, .kept = Implementation::kTiles}));
+  EXPECT_EQ(third.find(backward), (ConvolutionChoice{.plain = Implementation::kUnfolded}));
+  EXPECT_EQ(third.find(other), std::nullopt);  // a guess
   fs::remove_all(folder);
 }
 

@@ -592,15 +592,45 @@ class ChoiceFile : public ::testing::Test {
   const LinearShape large{backend::Element::kFloat32, true, true, false, false, 100, 768, 768, 1};
 };
 
-TEST_F(ChoiceFile, IsReadByTheNextProcess) {
-  LinearChoices first(path);
-  EXPECT_EQ(first.find(shape), std::nullopt);
-  first.learn(shape, {Implementation::kMatvec});
-  first.learn(large, {Implementation::kStock, Implementation::kPackedTiles});
-  first.learn(shape, {Implementation::kMatvec, Implementation::kStock});
-  LinearChoices second(path);
-  EXPECT_EQ(second.find(shape), (LinearChoice{Implementation::kMatvec, Implementation::kStock}));
-  EXPECT_EQ(second.find(large), (LinearChoice{Implementation::kStock, Implementation::kPackedTiles}));
+TEST_F(ChoiceFile, IsMeasuredAgainUntilTwoProcessesAgree) {
+  const LinearChoice of_shape{Implementation::kMatvec, Implementation::kStock};
+  const LinearChoice of_large{Implementation::kStock, Implementation::kPackedTiles};
+  for (int process = 0; process < 2; ++process) {
+    LinearChoices choices(path);
+    EXPECT_EQ(choices.find(shape), std::nullopt);
+    choices.learn(shape, {Implementation::kMatvec});
+    choices.learn(large, of_large);
+    choices.learn(shape, of_shape);  // the same vote, which says more
+    EXPECT_EQ(choices.find(shape), of_shape);
+    EXPECT_EQ(choices.settled(large), of_large);
+  }
+  LinearChoices third(path);
+  EXPECT_EQ(third.find(shape), of_shape);
+  EXPECT_EQ(third.settled(large), of_large);
+}
+
+TEST_F(ChoiceFile, OneProcessOnABusyMachineIsOutvoted) {
+  const LinearChoice right{Implementation::kMatvec, Implementation::kStock};
+  for (const Implementation measured : {Implementation::kStock, Implementation::kMatvec, Implementation::kMatvec}) {
+    LinearChoices choices(path);
+    EXPECT_EQ(choices.find(shape), std::nullopt);
+    choices.learn(shape, {measured, Implementation::kStock});
+    EXPECT_EQ(choices.find(shape)->plain, measured);  // what this process has is what it measured
+  }
+  EXPECT_EQ(LinearChoices(path).find(shape), right);
+  LinearChoices guessing(path);
+  guessing.learn(shape, {.plain = Implementation::kPanels, .packed = Implementation::kStock, .sure = false});
+  EXPECT_EQ(guessing.find(shape), right);
+}
+
+TEST_F(ChoiceFile, WhatProcessesNeverAgreeOnIsMeasuredFiveTimes) {
+  for (const Implementation measured : {Implementation::kStock, Implementation::kMatvec, Implementation::kPanels,
+                                        Implementation::kTiles, Implementation::kPackedPanels}) {
+    LinearChoices choices(path);
+    EXPECT_EQ(choices.find(shape), std::nullopt);
+    choices.learn(shape, {measured, Implementation::kStock});
+  }
+  EXPECT_EQ(LinearChoices(path).find(shape)->plain, Implementation::kPackedPanels);
 }
 
 TEST_F(ChoiceFile, HasANameForEachImplementation) {
@@ -621,15 +651,19 @@ TEST_F(ChoiceFile, WhatIsKnownIsNotWrittenAgain) {
   EXPECT_EQ(file.read().value(), line_of(shape, {Implementation::kMatvec, Implementation::kStock}) + '\n');
 }
 
-TEST_F(ChoiceFile, LinesThatOthersReplaceAreRemoved) {
+TEST_F(ChoiceFile, LinesThatNoLongerCountAreRemoved) {
   const backend::CacheFile file(path, LinearShape::kKind, machine_text());
-  const LinearChoice old{Implementation::kStock, Implementation::kStock}, latest{Implementation::kMatvec, std::nullopt};
-  std::string text;
-  for (int i = 0; i < 200; ++i) text += line_of(shape, old) + '\n';
+  const LinearChoice old{Implementation::kStock, Implementation::kStock},
+      latest{Implementation::kMatvec, Implementation::kStock};
   LinearChoices(path).learn(large, old);
-  ASSERT_TRUE(file.write(file.read().value() + text + line_of(shape, latest) + '\n').ok());
+  const std::string of_large = line_of(large.rounded(), old) + '\n', of_old = line_of(shape, old) + '\n',
+                    of_latest = line_of(shape, latest) + '\n';
+  std::string text = of_large;
+  for (int i = 0; i < 200; ++i) text += of_old;
+  for (int i = 0; i < 3; ++i) text += of_latest;
+  ASSERT_TRUE(file.write(text).ok());
   EXPECT_EQ(LinearChoices(path).find(shape), latest);
-  EXPECT_EQ(file.read().value(), line_of(large.rounded(), old) + '\n' + line_of(shape, latest) + '\n');
+  EXPECT_EQ(file.read().value(), of_large + of_old + of_old + of_latest + of_latest + of_latest);
 }
 
 TEST_F(ChoiceFile, GuessesAreNotWrittenAndAreMeasuredAgain) {
@@ -654,10 +688,12 @@ TEST_F(ChoiceFile, LargeProductsOfSimilarSizeShareAChoice) {
 
 TEST_F(ChoiceFile, LinesOfAnotherFormArePassedOver) {
   const backend::CacheFile file(path, LinearShape::kKind, machine_text());
-  LinearChoices(path).learn(shape, {Implementation::kMatvec});
-  ASSERT_TRUE(
-      file.write(file.read().value() + "bfloat16 rows plain 1 2\nfloat8 rows plain 1 2 3 4 stock untried\n").ok());
-  LinearChoices(path).learn(large, {Implementation::kPackedPanels});
+  for (int process = 0; process < 2; ++process) {
+    LinearChoices(path).learn(shape, {Implementation::kMatvec});
+    ASSERT_TRUE(
+        file.write(file.read().value() + "bfloat16 rows plain 1 2\nfloat8 rows plain 1 2 3 4 stock untried\n").ok());
+    LinearChoices(path).learn(large, {Implementation::kPackedPanels});
+  }
   LinearChoices choices(path);
   EXPECT_TRUE(choices.find(shape).has_value());
   EXPECT_TRUE(choices.find(large).has_value());
@@ -667,12 +703,12 @@ TEST_F(ChoiceFile, ThatIsDamagedOrOfAnotherMachineIsReplaced) {
   LinearChoices(path).learn(shape, {Implementation::kMatvec});
   std::ofstream(path, std::ios::app) << "bfloat16 rows plain";
   EXPECT_EQ(LinearChoices(path).find(shape), std::nullopt);
-  LinearChoices(path).learn(large, {Implementation::kPackedPanels});
+  for (int process = 0; process < 2; ++process) LinearChoices(path).learn(large, {Implementation::kPackedPanels});
   EXPECT_TRUE(LinearChoices(path).find(large).has_value());
 
   ASSERT_TRUE(backend::CacheFile(path, LinearShape::kKind, "another processor").write("").ok());
   EXPECT_EQ(LinearChoices(path).find(large), std::nullopt);
-  LinearChoices(path).learn(shape, {Implementation::kMatvec});
+  for (int process = 0; process < 2; ++process) LinearChoices(path).learn(shape, {Implementation::kMatvec});
   EXPECT_TRUE(LinearChoices(path).find(shape).has_value());
 }
 
