@@ -308,11 +308,13 @@ class Layouts {
     return {window.strides().begin(), window.strides().end()};
   }
 
-  // Whether two tensors of the same sizes have their elements in one order.
+  // Whether two tensors of the same sizes have their elements in one order. Expanded dimensions
+  // have none.
   static bool in_one_order(std::span<const int64_t> sizes, std::span<const int64_t> a, std::span<const int64_t> b) {
     for (size_t d = 0; d < sizes.size(); ++d) {
       for (size_t e = 0; e < d; ++e) {
-        if (sizes[d] > 1 && sizes[e] > 1 && (a[d] < a[e]) != (b[d] < b[e])) return false;
+        if (sizes[d] == 1 || sizes[e] == 1 || a[d] * a[e] == 0 || b[d] * b[e] == 0) continue;
+        if ((a[d] < a[e]) != (b[d] < b[e])) return false;
       }
     }
     return true;
@@ -382,12 +384,16 @@ class Layouts {
       const OpTraits& traits = op_table()[node.op];
       const bool convolves = is_convolution(traits);
       if (mixes(traits) && !convolves) continue;
-      BufferId first = kNoBuffer;
-      for (int i = 0; i < node.operand_count; ++i) {
-        const BufferId buffer = graph_.operands_of(node)[i].buffer;
-        if (!images_[buffer].exists || turns(graph_.operands_of(node)[i])) continue;
+      // What is seen as tokens changes together as well.
+      BufferId image = kNoBuffer, tokens = kNoBuffer;
+      for (const Operand& operand : std::span(graph_.operands_of(node), node.operand_count)) {
+        const BufferId buffer = operand.buffer;
+        if (!images_[buffer].exists) continue;
+        const bool turned = turns(operand);
+        if (turned && !keeps_layout(traits)) continue;
+        BufferId& first = turned ? tokens : image;
         if (convolves) {
-          convolved.push_back(buffer);
+          if (!turned) convolved.push_back(buffer);
         } else if (first == kNoBuffer) {
           first = buffer;
         } else {

@@ -2,6 +2,7 @@
 
 #include <ATen/Dispatch.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_native_multi_head_attention.h>
 #include <ATen/ops/_native_multi_head_attention_ops.h>
@@ -17,7 +18,9 @@
 
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <tuple>
+#include <vector>
 
 #include "ops/dispatch/catch_all.h"
 #include "ops/settings/config.h"
@@ -27,18 +30,20 @@ namespace {
 
 using Pair = std::tuple<at::Tensor, at::Tensor>;
 
-// What a mask hides, as it is broadcast to scores [batch, heads, queries, keys]. Undefined for
-// a kind that PyTorch does not know.
-at::Tensor hidden_by(const at::Tensor& mask, std::optional<int64_t> kind) {
-  const at::Tensor hidden = mask.to(at::kBool);
-  if (kind == 0 && mask.dim() == 2) return hidden;  // of queries and keys
-  if (kind == 1 && mask.dim() == 2) return hidden.unsqueeze(1).unsqueeze(1);
-  if (kind == 2 && mask.dim() == 4) return hidden;
+// What a mask hides of scores [batch, heads, length, length], as it is broadcast to them. Undefined
+// for what PyTorch refuses.
+at::Tensor hidden_by(const at::Tensor& mask, std::optional<int64_t> kind, int64_t batch, int64_t heads,
+                     int64_t length) {
+  if (kind == 0 && mask.sizes() == at::IntArrayRef{length, length}) return mask.to(at::kBool);
+  if (kind == 1 && mask.sizes() == at::IntArrayRef{batch, length}) {
+    return mask.to(at::kBool).unsqueeze(1).unsqueeze(1);
+  }
+  if (kind == 2 && mask.sizes() == at::IntArrayRef{batch, heads, length, length}) return mask.to(at::kBool);
   return {};
 }
 
-// Of a tensor [batch, length, size] to itself; the weights of the projections are [3 * size, size]
-// and [size, size].
+// Whether a tensor [batch, length, size] attends to itself, by projections of [3 * size, size] and
+// [size, size].
 bool is_self_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, int64_t size,
                        int64_t heads, const at::Tensor& inner, const at::Tensor& inner_bias, const at::Tensor& outer,
                        const at::Tensor& outer_bias) {
@@ -55,7 +60,8 @@ Pair multi_head_attention(const at::Tensor& query, const at::Tensor& key, const 
   const bool composes =
       last_bits_may_differ() && is_self_attention(query, key, value, size, heads, inner, inner_bias, outer, outer_bias);
   const bool has_mask = mask && mask->defined();
-  const at::Tensor hidden = composes && has_mask ? hidden_by(*mask, mask_kind) : at::Tensor();
+  const at::Tensor hidden =
+      composes && has_mask ? hidden_by(*mask, mask_kind, query.size(0), heads, query.size(1)) : at::Tensor();
   if (!composes || has_mask != hidden.defined()) {
     static const c10::OperatorHandle handle =
         c10::Dispatcher::singleton().findSchemaOrThrow(at::_ops::_native_multi_head_attention::name, "");
@@ -90,7 +96,9 @@ at::Tensor encoder_layer(const at::Tensor& source, int64_t size, int64_t heads, 
                          const at::Tensor& wide, const at::Tensor& wide_bias, const at::Tensor& narrow,
                          const at::Tensor& narrow_bias, const std::optional<at::Tensor>& mask,
                          std::optional<int64_t> mask_kind) {
-  if (!last_bits_may_differ() || source.dim() != 3 || source.numel() == 0) {
+  // Under autocast, PyTorch's code would call kernels of the CPU with two dtypes.
+  const bool composes = last_bits_may_differ() || at::autocast::is_autocast_enabled(at::kPrivateUse1);
+  if (!composes || source.dim() != 3 || source.numel() == 0) {
     return at::native::transformer_encoder_layer_forward(
         source, size, heads, inner, inner_bias, outer, outer_bias, has_gelu, norms_first, epsilon, first_weight,
         first_bias, second_weight, second_bias, wide, wide_bias, narrow, narrow_bias, mask, mask_kind);
@@ -98,13 +106,15 @@ at::Tensor encoder_layer(const at::Tensor& source, int64_t size, int64_t heads, 
   const auto norm = [&](const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& bias) {
     return at::layer_norm(hidden, {size}, weight, bias, epsilon);
   };
+  // As PyTorch's sums in place do, a sum keeps the dtype of its first number, also under autocast.
+  const auto sum = [](const at::Tensor& one, const at::Tensor& other) { return (one + other).to(one.scalar_type()); };
   at::Tensor hidden = norms_first ? norm(source, first_weight, first_bias) : source;
-  hidden = std::get<0>(at::_native_multi_head_attention(hidden, hidden, hidden, size, heads, inner, inner_bias, outer,
-                                                        outer_bias, mask, false, true, mask_kind)) +
-           source;
+  hidden = sum(std::get<0>(at::_native_multi_head_attention(hidden, hidden, hidden, size, heads, inner, inner_bias,
+                                                            outer, outer_bias, mask, false, true, mask_kind)),
+               source);
   if (!norms_first) hidden = norm(hidden, first_weight, first_bias);
   const at::Tensor wider = at::linear(norms_first ? norm(hidden, second_weight, second_bias) : hidden, wide, wide_bias);
-  hidden = at::linear(has_gelu ? at::gelu(wider) : at::relu(wider), narrow, narrow_bias) + hidden;
+  hidden = sum(at::linear(has_gelu ? at::gelu(wider) : at::relu(wider), narrow, narrow_bias), hidden);
   return norms_first ? hidden : norm(hidden, second_weight, second_bias);
 }
 

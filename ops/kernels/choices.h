@@ -57,7 +57,7 @@ class Choices {
   // the caller measures again.
   std::optional<Choice> find(const Shape& shape) {
     const Known* const known = look_up(shape);
-    if (known == nullptr || !known->counts()) return std::nullopt;
+    if (known == nullptr || !known->counts) return std::nullopt;
     const bool may_be_forgotten = !known->choice.sure && known->looks.load(std::memory_order_relaxed) < kLastLook;
     if (may_be_forgotten && std::has_single_bit(++known->looks)) return std::nullopt;
     return known->choice;
@@ -66,7 +66,7 @@ class Choices {
   // The same, where it is not forgotten any more.
   std::optional<Choice> settled(const Shape& shape) {
     const Known* const known = look_up(shape);
-    if (known == nullptr || !known->counts() || (!known->choice.sure && known->looks < kLastLook)) return std::nullopt;
+    if (known == nullptr || !known->counts || (!known->choice.sure && known->looks < kLastLook)) return std::nullopt;
     return known->choice;
   }
 
@@ -75,7 +75,7 @@ class Choices {
   // The same, but a guess is never forgotten.
   void settle(const Shape& shape, const Choice& choice) { learn(shape, choice, kLastLook); }
 
-  // Forgets everything, and uses another file from now on.
+  // Forgets everything, and uses another file from now on. REQUIRES: nobody looks anything up.
   void restart(std::string path) {
     const std::lock_guard lock(mutex_);
     for (auto& first : known_) first.store(nullptr, std::memory_order_relaxed);
@@ -87,7 +87,6 @@ class Choices {
   static constexpr uint32_t kLastLook = 64;
   static constexpr size_t kBuckets = 256;
   static constexpr size_t kOldLines = 64;
-
   static constexpr int kAgreeing = 2;
   static constexpr size_t kMostVotes = 5;
 
@@ -95,11 +94,10 @@ class Choices {
     Shape shape;
     Choice choice;
     std::vector<Choice> votes;  // of processes, the latest one last
-    bool measured = false;      // by this process
+    bool counts = false;        // measured by this process, or often enough by others
+    bool voted = false;         // by this process
     mutable std::atomic<uint32_t> looks;
     const Known* next;  // in the same bucket, older
-
-    bool counts() const { return measured || votes.size() >= kMostVotes || count_of(votes, choice) >= kAgreeing; }
   };
   using Bucket = std::atomic<const Known*>;
 
@@ -149,16 +147,17 @@ class Choices {
     Bucket& bucket = bucket_of(rounded);
     const Known* const known = find_in(bucket, rounded);
     std::vector<Choice> votes = known != nullptr ? known->votes : std::vector<Choice>();
-    const bool is_known = known != nullptr && known->counts() && known->choice == choice;
-    const bool votes_again = known != nullptr && known->measured && known->choice.sure;
-    if (choice.sure && !is_known) vote(votes, choice, votes_again);
+    const bool is_known = known != nullptr && known->counts && known->choice == choice;
+    const bool votes_now = choice.sure && !is_known, voted = known != nullptr && known->voted;
+    if (votes_now) vote(votes, choice, voted);
     // A guess counts where nobody knows better.
     const Choice chosen = choice.sure || votes.empty() ? choice : winner(votes);
-    if (known != nullptr && known->measured && known->choice == chosen && known->looks >= least_looks) return;
+    if (known != nullptr && known->counts && known->choice == chosen && known->looks >= least_looks) return;
     const uint32_t looks = std::max(least_looks, known == nullptr ? 1 : known->looks.load());
-    memory_.push_back(std::unique_ptr<Known>(new Known{rounded, chosen, std::move(votes), true, looks, bucket.load()}));
+    memory_.push_back(std::unique_ptr<Known>(
+        new Known{rounded, chosen, std::move(votes), true, voted || votes_now, looks, bucket.load()}));
     bucket.store(memory_.back().get(), std::memory_order_release);
-    if (!choice.sure || is_known) return;
+    if (!votes_now) return;
     // What another process writes between these two lines is lost, which costs it a measurement.
     const Result<std::string> before = file_.read();
     (void)file_.write((before.ok() ? before.value() : "") + line_of(rounded, choice) + '\n');
@@ -178,13 +177,14 @@ class Choices {
       // Nobody else sees it yet.
       auto* known = const_cast<Known*>(find_in(bucket, shape));
       if (known == nullptr) {
-        memory_.push_back(std::unique_ptr<Known>(new Known{shape, choice, {}, false, 1, bucket.load()}));
+        memory_.push_back(std::unique_ptr<Known>(new Known{shape, choice, {}, false, false, 1, bucket.load()}));
         bucket.store(known = memory_.back().get(), std::memory_order_release);
       }
       kept -= known->votes.size();
       vote(known->votes, choice, false);
       kept += known->votes.size();
       known->choice = winner(known->votes);
+      known->counts = known->votes.size() >= kMostVotes || count_of(known->votes, known->choice) >= kAgreeing;
     }
     // Lines that no longer count; a file may be no larger than a bound.
     if (count > 2 * kept + kOldLines) write_votes();

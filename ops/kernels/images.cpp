@@ -3,11 +3,13 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/native_group_norm.h>
+#include <ATen/ops/native_group_norm_backward.h>
 
 #include <algorithm>
 #include <array>
 #include <limits>
 #include <optional>
+#include <tuple>
 
 #include "backend/cpu/convolution/batch_norm.h"
 #include "backend/cpu/convolution/image_layout.h"
@@ -166,6 +168,70 @@ class NormOperands {
   bool failed_ = false;
 };
 
+bool run_group_norm_of_floats(const graph::Invocation& invocation) {
+  if (!last_bits_may_differ() || invocation.node->output_count != 3) return false;
+  NormOperands operands(invocation);
+  backend::GroupNorm call;
+  call.input = operands.image();
+  call.weight = operands.per_channel();
+  call.bias = operands.per_channel();
+  const std::array<int64_t, 3> sizes{operands.integer(), operands.integer(), operands.integer()};
+  call.groups = operands.integer();
+  call.epsilon = operands.real();
+  call.output = operands.output_image();
+  call.mean = operands.output_per_group(call.groups);
+  call.inverse_deviation = operands.output_per_group(call.groups);
+  call.images = operands.images();
+  const auto [images, channels, pixels] = sizes;
+  const bool fits = call.images.images == images && call.images.channels == channels && call.images.pixels == pixels;
+  if (operands.failed() || !fits || call.groups < 1 || channels % call.groups != 0) return false;
+  run_as_operator(OwnKernel::kGroupNorm, invocation, [&] { backend::group_norm(call); });
+  return true;
+}
+
+// Whether ATen's group norm takes it. Its kernels look at the layout of the input, and take it for
+// that of the gradient.
+bool is_fit_for_aten(const Window& window) { return window.contiguous || (window.rank > 3 && is_by_pixels(window)); }
+
+// The arguments of a group norm, or of its gradients, in their order.
+class NormArguments {
+ public:
+  NormArguments(const graph::Invocation& invocation, KernelTensors& tensors)
+      : invocation_(invocation), tensors_(tensors), decoder_(invocation.attributes, invocation.node->attribute_bytes) {}
+
+  // Undefined for none.
+  at::Tensor tensor() { return decoder_.next() == Tag::kTensor ? tensors_.operand(decoder_.operand()) : at::Tensor(); }
+  // Images, channels, pixels and groups.
+  std::array<int64_t, 4> sizes() {
+    std::array<int64_t, 4> sizes;
+    for (int64_t& size : sizes) size = decoder_.integer(decoder_.next());
+    return sizes;
+  }
+  double epsilon() { return decoder_.real(decoder_.next()); }
+  std::array<bool, 3> mask() {
+    std::array<bool, 3> mask;
+    decoder_.next();
+    decoder_.get<uint32_t>();
+    for (bool& flag : mask) {
+      decoder_.next();
+      flag = decoder_.get<uint8_t>() != 0;
+    }
+    return mask;
+  }
+  void deliver(std::tuple<at::Tensor, at::Tensor, at::Tensor> results) {
+    int output = tensors_.first_output();
+    const auto one = [&](at::Tensor& result) {
+      if (result.defined() && output < invocation_.node->operand_count) tensors_.deliver(output++, std::move(result));
+    };
+    std::apply([&](auto&... result) { (one(result), ...); }, results);
+  }
+
+ private:
+  const graph::Invocation& invocation_;
+  KernelTensors& tensors_;
+  Decoder decoder_;
+};
+
 }  // namespace
 
 bool run_batch_norm(const graph::Invocation& invocation) {
@@ -215,50 +281,32 @@ bool run_batch_norm_backward(const graph::Invocation& invocation) {
   return true;
 }
 
-namespace {
-
-bool run_group_norm_of_floats(const graph::Invocation& invocation) {
-  if (!last_bits_may_differ() || invocation.node->output_count != 3) return false;
-  NormOperands operands(invocation);
-  backend::GroupNorm call;
-  call.input = operands.image();
-  call.weight = operands.per_channel();
-  call.bias = operands.per_channel();
-  for (int i = 0; i < 3; ++i) (void)operands.integer();  // sizes of the image
-  call.groups = operands.integer();
-  call.epsilon = operands.real();
-  call.output = operands.output_image();
-  call.mean = operands.output_per_group(call.groups);
-  call.inverse_deviation = operands.output_per_group(call.groups);
-  if (operands.failed()) return false;
-  call.images = operands.images();
-  run_as_operator(OwnKernel::kGroupNorm, invocation, [&] { backend::group_norm(call); });
+bool run_group_norm(const graph::Invocation& invocation) {
+  if (run_group_norm_of_floats(invocation)) return true;
+  if (is_fit_for_aten(window_of(invocation, 0))) return false;
+  const Isolated isolated;
+  KernelTensors tensors(invocation);
+  NormArguments arguments(invocation, tensors);
+  const at::Tensor input = arguments.tensor(), weight = arguments.tensor(), bias = arguments.tensor();
+  const auto sizes = arguments.sizes();
+  run_profiled(invocation.traits->name.c_str(), [&] {
+    arguments.deliver(at::native_group_norm(input.contiguous(), weight, bias, sizes[0], sizes[1], sizes[2], sizes[3],
+                                            arguments.epsilon()));
+  });
   return true;
 }
 
-}  // namespace
-
-bool run_group_norm(const graph::Invocation& invocation) {
-  if (run_group_norm_of_floats(invocation)) return true;
-  const Window& window = window_of(invocation, 0);
-  if (window.rank > 3 || window.contiguous) return false;
+bool run_group_norm_backward(const graph::Invocation& invocation) {
+  if (window_of(invocation, 0).contiguous && window_of(invocation, 1).contiguous) return false;
   const Isolated isolated;
   KernelTensors tensors(invocation);
-  Decoder decoder(invocation.attributes, invocation.node->attribute_bytes);
-  std::array<at::Tensor, 3> given;
-  for (at::Tensor& tensor : given) {
-    if (decoder.next() == Tag::kTensor) tensor = tensors.operand(decoder.operand());
-  }
-  std::array<int64_t, 4> numbers;
-  for (int64_t& number : numbers) number = decoder.integer(decoder.next());
-  const double epsilon = decoder.real(decoder.next());
+  NormArguments arguments(invocation, tensors);
+  const at::Tensor gradient = arguments.tensor(), input = arguments.tensor(), mean = arguments.tensor(),
+                   inverse = arguments.tensor(), weight = arguments.tensor();
+  const auto sizes = arguments.sizes();
   run_profiled(invocation.traits->name.c_str(), [&] {
-    auto [output, mean, inverse] = at::native_group_norm(given[0].contiguous(), given[1], given[2], numbers[0],
-                                                         numbers[1], numbers[2], numbers[3], epsilon);
-    const int first = tensors.first_output();
-    tensors.deliver(first, std::move(output));
-    if (invocation.node->output_count > 1) tensors.deliver(first + 1, std::move(mean));
-    if (invocation.node->output_count > 2) tensors.deliver(first + 2, std::move(inverse));
+    arguments.deliver(at::native_group_norm_backward(gradient.contiguous(), input.contiguous(), mean, inverse, weight,
+                                                     sizes[0], sizes[1], sizes[2], sizes[3], arguments.mask()));
   });
   return true;
 }

@@ -33,8 +33,9 @@ bool run_concatenation(const graph::Invocation& invocation);
 // native_batch_norm by the statistics of the batch, in float32 and either layout; its gradients.
 bool run_batch_norm(const graph::Invocation& invocation);
 bool run_batch_norm_backward(const graph::Invocation& invocation);
-// native_group_norm, in float32 and either layout; of other numbers, signals with their channels
-// last, which ATen's refuses.
+// native_group_norm, in float32 and either layout; layouts that ATen's refuses. Its gradients of
+// layouts that ATen's takes for others.
 bool run_group_norm(const graph::Invocation& invocation);
+bool run_group_norm_backward(const graph::Invocation& invocation);
 
 }  // namespace hetero::ops

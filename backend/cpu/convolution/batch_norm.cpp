@@ -348,7 +348,7 @@ void normalize(const NormedImages& images, const float* input, float* output, Co
       });
 }
 
-// Of one image, which is the only one of `images`.
+// Norms one image. `images` says what it is like.
 void norm_groups(const GroupNorm& call, const NormedImages& images, int64_t image, const ImageKernels& kernels) {
   static thread_local Scratch memory;
   const int64_t channels = images.channels, together = channels / call.groups, first = image * channels * images.pixels;
@@ -362,8 +362,7 @@ void norm_groups(const GroupNorm& call, const NormedImages& images, int64_t imag
   for (int64_t group = 0; group < call.groups; ++group) {
     Moment all;
     for (int64_t i = 0; i < together; ++i) all.add(moments[group * together + i]);
-    const double variance = all.squares / all.count + call.epsilon;
-    const double inverse = variance == 0 ? 0 : 1 / std::sqrt(variance);
+    const double inverse = 1 / std::sqrt(all.squares / all.count + call.epsilon);
     call.mean[image * call.groups + group] = static_cast<float>(all.mean);
     call.inverse_deviation[image * call.groups + group] = static_cast<float>(inverse);
     for (int64_t channel = group * together; channel < (group + 1) * together; ++channel) {
@@ -408,7 +407,8 @@ void group_norm(const GroupNorm& call, InstructionSet set) {
   NormedImages one = call.images;
   one.images = 1;
   // With an image for each thread, what is below runs on one.
-  const int64_t grain = call.images.images < thread_count() ? call.images.images : 1;
+  const int64_t enough = std::max<int64_t>(1, kElementsPerThread / (one.channels * one.pixels));
+  const int64_t grain = call.images.images < thread_count() ? call.images.images : enough;
   parallel_for(0, call.images.images, grain, [&](int64_t begin, int64_t end) {
     for (int64_t image = begin; image < end; ++image) norm_groups(call, one, image, kernels);
   });

@@ -237,6 +237,20 @@ TEST_CASE("what a pointwise operator makes of an image's tokens is laid out as t
   }
 }
 
+TEST_CASE("what a pointwise operator makes of a signal's tokens is laid out as they are") {
+  Images p;
+  p.sizes = {2, 3, 5};
+  const Sizes tokens{2, 5, 3}, turned{15, 1, 5};
+  const BufferId a = p.by(convolution(), {p.image(p.input(30))});
+  const BufferId b = p.empty(30);
+  // Beside a number for each channel, which has another size.
+  p.add(test_ops().map,
+        {p.operand(a, Access::kRead, tokens, turned, 0), p.operand(p.input(3), Access::kRead, {1, 1, 3}, {3, 3, 1}, 0),
+         p.operand(b, Access::kWrite, tokens, turned, 0)});
+  p.seen(stubborn(), p.operand(b, Access::kRead, tokens, turned, 0));
+  CHECK(changed(p) == 2);
+}
+
 TEST_CASE("an operator may see a part of an image by other strides, whose entries are together") {
   // One pixel of each image, or the same row of one channel.
   for (const bool pixel : {true, false}) {

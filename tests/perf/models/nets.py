@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -215,6 +216,93 @@ class GraphNetwork(nn.Module):
             mean = hidden.new_zeros(hidden.shape).index_add(0, target, gathered) / count
             hidden = torch.relu(own(hidden) + others(mean))
         return self.head(hidden)
+
+
+class PointNet(nn.Module):
+    """Layers of each point alone, what is largest over the points, and an MLP: a class of a cloud of points."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for inputs, outputs in ((3, 64), (64, 64), (64, 128), (128, 1024)):
+            layers += [nn.Conv1d(inputs, outputs, 1), nn.BatchNorm1d(outputs), nn.ReLU()]
+        self.points = nn.Sequential(*layers)
+        self.head = nn.Sequential(nn.Linear(1024, 512), nn.BatchNorm1d(512), nn.ReLU(), nn.Linear(512, 256), nn.ReLU(),
+                                  nn.Linear(256, 40))  # fmt: skip
+
+    def forward(self, points: torch.Tensor) -> torch.Tensor:
+        """Logits of the class; points have the shape (batch, 3, points)."""
+        return self.head(self.points(points).amax(-1))
+
+
+class DiffusionBlock(nn.Module):
+    """Two convolutions behind group norms and SiLU; what is known of the time is added between them."""
+
+    def __init__(self, inputs: int, outputs: int, time: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.GroupNorm(16, inputs), nn.GroupNorm(16, outputs)])
+        self.first, self.second = nn.Conv2d(inputs, outputs, 3, padding=1), nn.Conv2d(outputs, outputs, 3, padding=1)
+        self.time = nn.Linear(time, outputs)
+        self.skip = nn.Conv2d(inputs, outputs, 1) if inputs != outputs else nn.Identity()
+
+    def forward(self, images: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+        """Images of the same size."""
+        hidden = self.first(F.silu(self.norms[0](images))) + self.time(F.silu(time))[:, :, None, None]
+        return self.second(F.silu(self.norms[1](hidden))) + self.skip(images)
+
+
+class DiffusionUNet(nn.Module):
+    """Three levels of a U-Net that predicts noise at a time, with attention between the pixels of the smallest."""
+
+    def __init__(self, width: int = 64, time: int = 128) -> None:
+        super().__init__()
+        self.time = nn.Sequential(nn.Linear(64, time), nn.SiLU(), nn.Linear(time, time))
+        self.stem = nn.Conv2d(3, width, 3, padding=1)
+        widths = [width, 2 * width, 4 * width]
+        self.down = nn.ModuleList(DiffusionBlock(i, o, time) for i, o in zip([width, *widths], widths, strict=False))
+        self.halve = nn.ModuleList(nn.Conv2d(w, w, 3, 2, 1) for w in widths[:-1])
+        self.middle = DiffusionBlock(4 * width, 4 * width, time)
+        self.norm, self.heads = nn.GroupNorm(16, 4 * width), nn.Conv2d(4 * width, 12 * width, 1)
+        self.joined = nn.Conv2d(4 * width, 4 * width, 1)
+        self.up = nn.ModuleList(DiffusionBlock(2 * w, max(w // 2, width), time) for w in reversed(widths))
+        self.enlarge = nn.ModuleList(nn.Conv2d(w, w, 3, padding=1) for w in reversed(widths[:-1]))
+        self.head = nn.Sequential(nn.GroupNorm(16, width), nn.SiLU(), nn.Conv2d(width, 3, 3, padding=1))
+
+    def forward(self, images: torch.Tensor, times: torch.Tensor) -> torch.Tensor:
+        """Noise of the images' shape; times have the shape (batch,)."""
+        angles = times[:, None] * torch.exp(torch.arange(32, device=images.device) * (-math.log(10000.0) / 31))
+        time = self.time(torch.cat([angles.sin(), angles.cos()], -1))
+        hidden, kept = self.stem(images), []
+        for level, block in enumerate(self.down):
+            hidden = block(self.halve[level - 1](hidden) if level else hidden, time)
+            kept.append(hidden)
+        hidden = self.middle(hidden, time)
+        batch, channels, height, width = hidden.shape
+        parts = self.heads(self.norm(hidden)).reshape(batch, 3, 4, channels // 4, height * width).transpose(-1, -2)
+        seen = F.scaled_dot_product_attention(*parts.unbind(1))
+        hidden = hidden + self.joined(seen.transpose(-1, -2).reshape(hidden.shape))
+        for level, block in enumerate(self.up):
+            if level:
+                hidden = self.enlarge[level - 1](F.interpolate(hidden, scale_factor=2.0))
+            hidden = block(torch.cat([hidden, kept.pop()], 1), time)
+        return self.head(hidden)
+
+
+class ColumnTransformer(nn.Module):
+    """FT-Transformer: a token of each of 32 columns, and three layers of PyTorch's encoder over them."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(32, width)), nn.Parameter(torch.randn(32, width))
+        self.first = nn.Parameter(torch.randn(1, 1, width))
+        layer = nn.TransformerEncoderLayer(width, 8, 2 * width, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+        self.head = nn.Linear(width, 2)
+
+    def forward(self, columns: torch.Tensor) -> torch.Tensor:
+        """Logits of two classes."""
+        tokens = columns.unsqueeze(-1) * self.weight + self.bias
+        return self.head(self.layers(torch.cat([self.first.expand(columns.shape[0], -1, -1), tokens], 1))[:, 0])
 
 
 class Pass(nn.Module):

@@ -316,7 +316,7 @@ LAYERS = {
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_layer_forward_and_backward_are_bitwise_cpu(name: str, request: pytest.FixtureRequest) -> None:
-    if name.startswith("conv") or name in ("attention", "batch_norm", "instance_norm"):
+    if name.startswith("conv") or name in ("attention", "batch_norm", "group_norm", "instance_norm"):
         request.getfixturevalue("unfused")
     build, size = LAYERS[name]
 

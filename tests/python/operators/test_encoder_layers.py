@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from convolution_models import ran
 from helpers import assert_same
 from torch import nn
 from torch.testing import assert_close
@@ -34,7 +35,7 @@ def call_of(way: str, model: nn.Module, *inputs: torch.Tensor | None) -> Callabl
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
-def test_encoders_are_near_to_eager_and_run_our_kernels(way: str, norm_first: bool, activation: str) -> None:
+def test_encoders_are_near_to_eager(way: str, norm_first: bool, activation: str) -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(32, 4, 64, 0.1, activation, batch_first=True, norm_first=norm_first)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
@@ -43,6 +44,15 @@ def test_encoders_are_near_to_eager_and_run_our_kernels(way: str, norm_first: bo
         expected, call = model(x), call_of(way, model, x)
         for _ in range(3):
             assert_close(call(), expected, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_encoders_run_our_attention() -> None:
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    x = torch.randn(1, 33, 32)
+    program = torch.hetero.compile(model, (x,))
+    assert ran(lambda: program(x)).get("attention") == 2
 
 
 class Masked(nn.Module):
@@ -107,3 +117,36 @@ def test_arguments_that_do_not_fit_raise_as_on_the_cpu() -> None:
                 torch._native_multi_head_attention(there, there, there, size, heads, *(w.to(device) for w in given))
             errors.append(str(caught.value).splitlines()[0])
         assert errors[0] == errors[1]
+
+
+@torch.no_grad()
+def test_masks_of_other_sizes_raise_as_on_the_cpu() -> None:
+    x = torch.randn(2, 6, 16)
+    weights = (torch.randn(48, 16), torch.randn(48), torch.randn(16, 16), torch.randn(16))
+    for kind, sizes in ((0, (1, 6)), (1, (1, 6)), (1, (2, 1)), (2, (1, 1, 6, 6))):
+        mask = torch.zeros(sizes, dtype=torch.bool)
+        errors = []
+        for device in ("cpu", "hetero"):
+            there = x.to(device)
+            moved = [weight.to(device) for weight in weights]
+            with pytest.raises(RuntimeError) as caught:
+                torch._native_multi_head_attention(there, there, there, 16, 2, *moved, mask.to(device), True, True, kind)
+            errors.append(str(caught.value).splitlines()[0])
+        assert errors[0] == errors[1]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_under_autocast_and_in_16_bits_results_have_eagers_dtype(norm_first: bool) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=norm_first).eval()
+    x = torch.randn(2, 6, 16)
+    there = copy.deepcopy(layer).to("hetero")
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = layer(x)
+    with torch.autocast("hetero", torch.bfloat16):
+        found = there(x.to("hetero"))
+    assert found.dtype == expected.dtype
+    assert_close(found.cpu(), expected, rtol=5e-2, atol=5e-2)
+    half = copy.deepcopy(layer).bfloat16()
+    assert_close(there.bfloat16()(x.bfloat16().to("hetero")).cpu(), half(x.bfloat16()), rtol=5e-2, atol=5e-2)

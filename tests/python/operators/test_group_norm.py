@@ -90,3 +90,76 @@ def test_kernels_of_norms_run_between_images_of_one_layout() -> None:
     program = torch.hetero.compile(model, (x,))
     program(x)
     assert ran(lambda: program(x)).get(NORMS) == 3
+
+
+def of_tokens(hidden: torch.Tensor) -> torch.Tensor:
+    """Activations of an image that is seen as tokens."""
+    return F.gelu(hidden.flatten(2).transpose(1, 2))
+
+
+TAILS = {
+    "mean": lambda hidden: hidden.mean((2, 3)),
+    "extrema": lambda hidden: hidden.max(3)[0].amin(1),
+    "tokens": of_tokens,
+    "flat": lambda hidden: F.group_norm(hidden.flatten(2), 4).square(),
+}
+
+
+@pytest.mark.parametrize("tail", TAILS)
+@pytest.mark.parametrize("way", ["lazily", "compiled"])
+def test_gradients_of_norms_behind_large_images(tail: str, way: str) -> None:
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Conv2d(3, 16, 3), nn.GroupNorm(4, 16))
+    truth, there = copy.deepcopy(layers).double(), copy.deepcopy(layers).to("hetero")
+    # Images are large beside filters, so they have their channels last in both passes.
+    x = torch.randn(4, 3, 64, 64)
+
+    def loss_of(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
+        return TAILS[tail](model(images)).square().sum()
+
+    def loss(images: torch.Tensor) -> torch.Tensor:
+        return loss_of(there, images)
+
+    loss_of(truth, x.double()).backward()
+    step = torch.compile(loss, backend="hetero", dynamic=False) if way == "compiled" else loss
+    for _ in range(2):
+        there.zero_grad()
+        step(x.to("hetero")).backward()
+        for one, other in zip(there.parameters(), truth.parameters(), strict=True):
+            assert one.grad is not None
+            assert other.grad is not None
+            bound = 1e-4 * other.grad.abs().max().item() + 1e-4
+            assert_close(one.grad.cpu().double(), other.grad, rtol=1e-3, atol=bound)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("shape", [(1, 6, 4, 8, 8), (6, 4, 8, 8), (1, 24, 64), (1, 24, 4, 16)])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_norms_of_other_views_of_an_image(shape: tuple[int, ...], precision: str) -> None:
+    convolution = nn.Conv2d(3, 24, 3, padding=1)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.convolution = convolution
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.group_norm(self.convolution(x).view(shape), 2)
+
+    x = torch.randn(1, 3, 8, 8)
+    expected = Model()(x)
+    bound = 1e-4 if precision == "float32" else 5e-2
+    found = torch.hetero.compile(Model(), (x,), precision=precision)(x)
+    assert_close(found.float(), expected, rtol=bound, atol=bound)
+
+
+@torch.no_grad()
+def test_what_only_the_operator_takes_is_as_on_the_cpu() -> None:
+    x, constant = torch.randn(2, 6, 10), torch.ones(1, 4, 5)
+    for call in (lambda t: torch.native_group_norm(t, None, None, 2, 12, 5, 4, 1e-5),
+                 lambda t: torch.native_group_norm(t, None, None, 2, 6, 10, 3, 1e-5)):
+        for one, other in zip(call(x.to("hetero")), call(x), strict=True):
+            assert_close(one.cpu(), other)
+    found = torch.native_group_norm(constant.to("hetero"), None, None, 1, 4, 5, 2, 0.0)
+    for one, other in zip(found, torch.native_group_norm(constant, None, None, 1, 4, 5, 2, 0.0), strict=True):
+        assert_close(one.cpu(), other, equal_nan=True)
