@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -13,6 +13,13 @@ from torch import nn
 from torch.testing import assert_close
 
 WAYS = ("lazily", "compiled", "saved")
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_compiled() -> Iterator[None]:
+    """PyTorch's own modules share one limit of recompilations, with its functions too."""
+    yield
+    torch._dynamo.reset()
 
 
 def call_of(way: str, model: nn.Module, *inputs: torch.Tensor | None) -> Callable[[], object]:

@@ -121,6 +121,7 @@ def test_gradients_of_norms_behind_large_images(tail: str, way: str) -> None:
         return loss_of(there, images)
 
     loss_of(truth, x.double()).backward()
+    torch._dynamo.reset()
     step = torch.compile(loss, backend="hetero", dynamic=False) if way == "compiled" else loss
     for _ in range(2):
         there.zero_grad()

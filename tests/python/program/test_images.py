@@ -271,6 +271,7 @@ def test_activations_of_an_image_that_is_seen_as_tokens(activation: nn.Module, w
             calls = [torch.hetero.compile(model, (x,))] * 2
             results = [call(x) for call in calls]
         else:
+            torch._dynamo.reset()
             there = copy.deepcopy(model).to("hetero")
             call = torch.compile(there, backend="hetero", dynamic=False) if way == "compiled" else there
             results = [[result.cpu() for result in call(x.to("hetero"))] for _ in range(3)]
