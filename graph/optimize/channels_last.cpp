@@ -405,6 +405,17 @@ class Layouts {
     for (const BufferId buffer : convolved) wanted_[root(buffer)] = 1;
   }
 
+  // The window with the stride between images that PyTorch's kernels expect of channels that are
+  // last, where there is one image and any stride is right.
+  WindowId of_one_image(WindowId id) {
+    const Window& window = windows_[id];
+    if (!has_channels_last(window) || window.sizes()[0] != 1) return id;
+    std::vector<int64_t> strides(window.strides().begin(), window.strides().end());
+    strides[0] = window.sizes()[2] * window.strides()[2];
+    const WindowId other = windows_.intern(window.dtype, window.sizes(), strides, window.offset);
+    return other == kNoWindow ? id : other;
+  }
+
   size_t rewrite() {
     std::vector<std::pair<WindowId*, WindowId>> others;  // what they become
     std::vector<uint8_t> changed(graph_.buffers.size(), 0);
@@ -424,6 +435,14 @@ class Layouts {
     }
     for (SavedImage& saved : saved_) {
       if (!change(saved.buffer, saved.window)) return 0;
+    }
+    for (const Node& node : graph_.nodes) {
+      const std::span<Operand> all(graph_.operands.data() + node.first_operand, node.operand_count);
+      if (!keeps_layout(op_table()[node.op])) continue;
+      if (std::ranges::none_of(all, [&](const Operand& operand) { return changed[operand.buffer] != 0; })) continue;
+      for (Operand& operand : all) {
+        if (changed[operand.buffer] == 0) others.emplace_back(&operand.window, of_one_image(operand.window));
+      }
     }
     for (const auto& [window, other] : others) *window = other;
     return static_cast<size_t>(std::ranges::count(changed, uint8_t{1}));

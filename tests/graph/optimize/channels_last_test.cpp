@@ -251,6 +251,21 @@ TEST_CASE("what a pointwise operator makes of a signal's tokens is laid out as t
   CHECK(changed(p) == 2);
 }
 
+TEST_CASE("one image with its channels last has the stride between images that kernels expect") {
+  Images p;
+  p.sizes = {1, 3, 4, 5};
+  const BufferId tokens = p.input(60), b = p.empty(60);
+  p.add(test_ops().map, {p.operand(tokens, Access::kRead, p.sizes, {3, 1, 15, 3}, 0), p.image(b, Access::kWrite)});
+  p.escape(p.by(convolution(), {p.image(b)}));
+  CHECK(changed(p) == 1);
+  auto saved = save(p);
+  use_channels_last(*saved);
+  for (const Operand& operand : saved->graph.operands) {
+    if (operand.buffer != tokens && operand.buffer != b) continue;
+    CHECK(std::ranges::equal(saved->windows[operand.window].strides(), Sizes{60, 1, 15, 3}));
+  }
+}
+
 TEST_CASE("an operator may see a part of an image by other strides, whose entries are together") {
   // One pixel of each image, or the same row of one channel.
   for (const bool pixel : {true, false}) {
