@@ -9,7 +9,7 @@
 // (OpTraits::keeps_layout), see it row-major only then, or see a part of it with its entries no
 // further apart, and every window of it can be expressed.
 // Pointwise operators, norms, pools and concatenations get operands of one layout, or none is
-// changed. What a pointwise operator makes of an image that it sees as tokens is an image, too.
+// changed. Pointwise operators make images of images, also where they see these as tokens.
 // Convolutions take any: one that reads the program's input reorders it as before.
 // Copies take any, too. Gradients of a convolution have the layout of its input.
 //

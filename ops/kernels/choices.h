@@ -3,9 +3,9 @@
 //
 // Each kind of operator has a CacheFile, ~/.cache/hetero/KIND-HASH.txt (or below $XDG_CACHE_HOME),
 // for one processor model and one version of torch. Each line is what a process measured for
-// a shape. Others may have used the processor then, so the next process measures again, until two
-// say the same or five have measured; what most of them say counts, and the latest of equals. Lines
-// that do not parse are skipped. Nothing ever fails because of the file.
+// a shape. Other programs may have used the processor then. So the next process measures again,
+// until two agree or five have measured. The majority counts, and the latest of equals. Lines that
+// do not parse are skipped. Nothing ever fails because of the file.
 //
 //   struct Shape {
 //     static constexpr const char* kKind = "linear 2";  // with the version of the lines
