@@ -193,12 +193,12 @@ class Layouts {
       if (op_table()[node.op].op_class != OpClass::kPointwise) continue;
       const std::span<const Operand> all(graph_.operands_of(node), node.operand_count);
       for (const Operand& read : all) {
-        if (!read.reads() || !images_[read.buffer].exists) continue;
+        if (!read.reads() || !images_[read.buffer].exists || !shows_all(read)) continue;
         const Window& seen = window_of(read);
         for (const Operand& made : all) {
           const Window& window = window_of(made);
           Image& image = images_[made.buffer];
-          if (image.exists || made.reads() || temporary_[made.buffer] == 0 || !shows_all(made) || !shows_all(read) ||
+          if (image.exists || made.reads() || temporary_[made.buffer] == 0 || !shows_all(made) ||
               !std::ranges::equal(window.sizes(), seen.sizes()) ||
               !std::ranges::equal(window.strides(), seen.strides()))
             continue;
@@ -390,10 +390,10 @@ class Layouts {
         const BufferId buffer = operand.buffer;
         if (!images_[buffer].exists) continue;
         const bool turned = turns(operand);
-        if (turned && !keeps_layout(traits)) continue;
+        if (turned && (convolves || !keeps_layout(traits))) continue;
         BufferId& first = turned ? tokens : image;
         if (convolves) {
-          if (!turned) convolved.push_back(buffer);
+          convolved.push_back(buffer);
         } else if (first == kNoBuffer) {
           first = buffer;
         } else {

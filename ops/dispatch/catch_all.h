@@ -24,6 +24,15 @@ namespace hetero::ops {
 void catch_all(const c10::OperatorHandle& handle, torch::jit::Stack* stack);
 void record_boxed(const OpInfo& info, torch::jit::Stack* stack);
 
+// The results of a call by the way that it takes without code of the device for it. The operator's
+// function in ATen would come back to that code.
+template <typename Op>
+torch::jit::Stack take_usual_way(torch::jit::Stack stack) {
+  static const c10::OperatorHandle handle = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
+  catch_all(handle, &stack);
+  return stack;
+}
+
 // Tensors made for a cache entry, appended as outputs of a node. REQUIRES: the recorder lock.
 void make_outputs(const MetaEntry& entry, std::vector<at::Tensor>& all, std::vector<at::Tensor>& defined);
 

@@ -63,13 +63,10 @@ Pair multi_head_attention(const at::Tensor& query, const at::Tensor& key, const 
   const at::Tensor hidden =
       composes && has_mask ? hidden_by(*mask, mask_kind, query.size(0), heads, query.size(1)) : at::Tensor();
   if (!composes || has_mask != hidden.defined()) {
-    static const c10::OperatorHandle handle =
-        c10::Dispatcher::singleton().findSchemaOrThrow(at::_ops::_native_multi_head_attention::name, "");
-    torch::jit::Stack stack{query,      key,   value,      size, heads,         inner,
-                            inner_bias, outer, outer_bias, mask, wants_weights, averages_weights,
-                            mask_kind};
-    catch_all(handle, &stack);
-    return {stack[0].toTensor(), stack[1].toTensor()};
+    const torch::jit::Stack made = take_usual_way<at::_ops::_native_multi_head_attention>(
+        {query, key, value, size, heads, inner, inner_bias, outer, outer_bias, mask, wants_weights, averages_weights,
+         mask_kind});
+    return {made[0].toTensor(), made[1].toTensor()};
   }
   const int64_t batch = query.size(0), length = query.size(1), width = size / heads;
   const std::vector<at::Tensor> parts =
@@ -84,8 +81,11 @@ Pair multi_head_attention(const at::Tensor& query, const at::Tensor& key, const 
     heads_of = at::scaled_dot_product_attention(parts[0], parts[1], parts[2]);
   }
   const at::Tensor joined = heads_of.transpose(1, 2).reshape({batch, length, size});
-  if (!wants_weights) weights = at::Tensor();
-  if (wants_weights && averages_weights) weights = weights.mean(1);
+  if (!wants_weights) {
+    weights = at::Tensor();
+  } else if (averages_weights) {
+    weights = weights.mean(1);
+  }
   return {at::linear(joined, outer, outer_bias), weights};
 }
 

@@ -227,17 +227,9 @@ at::Tensor histc_of_integers(const at::Tensor& self, int64_t bins, const at::Sca
   return counts.narrow(0, 0, bins).to(self.scalar_type(), false, true);
 }
 
-// The way that a call takes without code here. at::histc would come back to that code.
-template <typename Op>
-at::Tensor take_usual_way(torch::jit::Stack stack) {
-  static const c10::OperatorHandle handle = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
-  catch_all(handle, &stack);
-  return stack[0].toTensor();
-}
-
 at::Tensor histc(const at::Tensor& self, int64_t bins, const at::Scalar& min, const at::Scalar& max) {
   if (at::isIntegralType(self.scalar_type(), false)) return histc_of_integers(self, bins, min, max);
-  return take_usual_way<at::_ops::histc>({self, bins, min, max});
+  return take_usual_way<at::_ops::histc>({self, bins, min, max})[0].toTensor();
 }
 
 at::Tensor& histc_out(const at::Tensor& self, int64_t bins, const at::Scalar& min, const at::Scalar& max,

@@ -97,9 +97,9 @@ class Choices {
     bool counts = false;        // measured by this process, or often enough by others
     bool voted = false;         // by this process
     mutable std::atomic<uint32_t> looks;
-    const Known* next;  // in the same bucket, older
+    Known* next;  // in the same bucket, older
   };
-  using Bucket = std::atomic<const Known*>;
+  using Bucket = std::atomic<Known*>;
 
   Bucket& bucket_of(const Shape& shape) {
     uint64_t hash = 0;
@@ -119,8 +119,8 @@ class Choices {
     const Shape rounded = shape.rounded();
     return find_in(bucket_of(rounded), rounded);
   }
-  static const Known* find_in(const Bucket& bucket, const Shape& rounded) {
-    const Known* known = bucket.load(std::memory_order_acquire);
+  static Known* find_in(const Bucket& bucket, const Shape& rounded) {
+    Known* known = bucket.load(std::memory_order_acquire);
     while (known != nullptr && !(known->shape == rounded)) known = known->next;
     return known;
   }
@@ -175,7 +175,7 @@ class Choices {
       if (!parse_line(line, shape, choice)) continue;
       Bucket& bucket = bucket_of(shape);
       // Nobody else sees it yet.
-      auto* known = const_cast<Known*>(find_in(bucket, shape));
+      Known* known = find_in(bucket, shape);
       if (known == nullptr) {
         memory_.push_back(std::unique_ptr<Known>(new Known{shape, choice, {}, false, false, 1, bucket.load()}));
         bucket.store(known = memory_.back().get(), std::memory_order_release);

@@ -1,20 +1,22 @@
 #include "ops/kernels/images.h"
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty_strided.h>
-#include <ATen/ops/gelu.h>
-#include <ATen/ops/native_group_norm.h>
-#include <ATen/ops/native_group_norm_backward.h>
+#include <ATen/ops/gelu_ops.h>
+#include <ATen/ops/native_group_norm_backward_ops.h>
+#include <ATen/ops/native_group_norm_ops.h>
 
 #include <algorithm>
 #include <array>
 #include <limits>
 #include <optional>
-#include <tuple>
+#include <utility>
 
 #include "backend/cpu/convolution/batch_norm.h"
 #include "backend/cpu/convolution/image_layout.h"
 #include "backend/cpu/convolution/max_pool.h"
 #include "backend/cpu/convolution/pixel_mean.h"
+#include "ops/kernels/boxed.h"
 #include "ops/kernels/in_place.h"
 #include "ops/kernels/kernel.h"
 #include "ops/kernels/own_kernel.h"
@@ -193,44 +195,23 @@ bool run_group_norm_of_floats(const graph::Invocation& invocation) {
 // that of the gradient.
 bool is_fit_for_aten(const Window& window) { return window.contiguous || (window.rank > 3 && is_by_pixels(window)); }
 
-// The arguments of a group norm, or of its gradients, in their order.
-class NormArguments {
- public:
-  NormArguments(const graph::Invocation& invocation, KernelTensors& tensors)
-      : invocation_(invocation), tensors_(tensors), decoder_(invocation.attributes, invocation.node->attribute_bytes) {}
-
-  // Undefined for none.
-  at::Tensor tensor() { return decoder_.next() == Tag::kTensor ? tensors_.operand(decoder_.operand()) : at::Tensor(); }
-  // Images, channels, pixels and groups.
-  std::array<int64_t, 4> sizes() {
-    std::array<int64_t, 4> sizes;
-    for (int64_t& size : sizes) size = decoder_.integer(decoder_.next());
-    return sizes;
+// Runs the operator on its first arguments made contiguous, so many of them, and makes its results
+// the node's.
+template <typename Op>
+void run_on_contiguous(const graph::Invocation& invocation, size_t count) {
+  static const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
+  const Isolated isolated;
+  KernelTensors tensors(invocation);
+  Decoder decoder(invocation.attributes, invocation.node->attribute_bytes);
+  torch::jit::Stack stack = arguments_of(handle.schema(), decoder, tensors);
+  for (size_t i = 0; i < count; ++i) stack[i] = stack[i].toTensor().contiguous();
+  run_profiled(invocation.traits->name.c_str(), [&] { handle.callBoxed(&stack); });
+  int output = tensors.first_output();
+  for (c10::IValue& value : stack) {
+    at::Tensor result = std::exchange(value, c10::IValue()).toTensor();
+    if (result.defined() && output < invocation.node->operand_count) tensors.deliver(output++, std::move(result));
   }
-  double epsilon() { return decoder_.real(decoder_.next()); }
-  std::array<bool, 3> mask() {
-    std::array<bool, 3> mask;
-    decoder_.next();
-    decoder_.get<uint32_t>();
-    for (bool& flag : mask) {
-      decoder_.next();
-      flag = decoder_.get<uint8_t>() != 0;
-    }
-    return mask;
-  }
-  void deliver(std::tuple<at::Tensor, at::Tensor, at::Tensor> results) {
-    int output = tensors_.first_output();
-    const auto one = [&](at::Tensor& result) {
-      if (result.defined() && output < invocation_.node->operand_count) tensors_.deliver(output++, std::move(result));
-    };
-    std::apply([&](auto&... result) { (one(result), ...); }, results);
-  }
-
- private:
-  const graph::Invocation& invocation_;
-  KernelTensors& tensors_;
-  Decoder decoder_;
-};
+}
 
 }  // namespace
 
@@ -284,30 +265,13 @@ bool run_batch_norm_backward(const graph::Invocation& invocation) {
 bool run_group_norm(const graph::Invocation& invocation) {
   if (run_group_norm_of_floats(invocation)) return true;
   if (is_fit_for_aten(window_of(invocation, 0))) return false;
-  const Isolated isolated;
-  KernelTensors tensors(invocation);
-  NormArguments arguments(invocation, tensors);
-  const at::Tensor input = arguments.tensor(), weight = arguments.tensor(), bias = arguments.tensor();
-  const auto sizes = arguments.sizes();
-  run_profiled(invocation.traits->name.c_str(), [&] {
-    arguments.deliver(at::native_group_norm(input.contiguous(), weight, bias, sizes[0], sizes[1], sizes[2], sizes[3],
-                                            arguments.epsilon()));
-  });
+  run_on_contiguous<at::_ops::native_group_norm>(invocation, 1);
   return true;
 }
 
 bool run_group_norm_backward(const graph::Invocation& invocation) {
   if (window_of(invocation, 0).contiguous && window_of(invocation, 1).contiguous) return false;
-  const Isolated isolated;
-  KernelTensors tensors(invocation);
-  NormArguments arguments(invocation, tensors);
-  const at::Tensor gradient = arguments.tensor(), input = arguments.tensor(), mean = arguments.tensor(),
-                   inverse = arguments.tensor(), weight = arguments.tensor();
-  const auto sizes = arguments.sizes();
-  run_profiled(invocation.traits->name.c_str(), [&] {
-    arguments.deliver(at::native_group_norm_backward(gradient.contiguous(), input.contiguous(), mean, inverse, weight,
-                                                     sizes[0], sizes[1], sizes[2], sizes[3], arguments.mask()));
-  });
+  run_on_contiguous<at::_ops::native_group_norm_backward>(invocation, 2);
   return true;
 }
 
@@ -382,15 +346,7 @@ bool run_gelu(const graph::Invocation& invocation) {
   // gelu_out gives contiguous tensors to oneDNN, whose result then has the argument's layout.
   if (invocation.node->operand_count != 2 || invocation.data[1] == nullptr) return false;
   if (!window_of(invocation, 0).contiguous || window_of(invocation, 1).contiguous) return false;
-  Decoder decoder(invocation.attributes, invocation.node->attribute_bytes);
-  if (decoder.next() != Tag::kTensor || decoder.operand() != 0 || decoder.next() != Tag::kString) return false;
-  const auto length = decoder.get<uint32_t>();
-  const c10::string_view approximate(reinterpret_cast<const char*>(decoder.skip(length)), length);
-  run_profiled(invocation.traits->name.c_str(), [&] {
-    const Isolated isolated;
-    KernelTensors tensors(invocation);
-    tensors.deliver(1, at::gelu(tensors.operand(0), approximate));
-  });
+  run_on_contiguous<at::_ops::gelu>(invocation, 1);
   return true;
 }
 

@@ -333,6 +333,15 @@ Parts gradient_parts(const BatchNormGradients& call, ColumnNumbers<4>& numbers, 
   return parts;
 }
 
+// Of a batch norm or a group norm, the mean, a and b of (input - mean) * a + b.
+template <typename Call>
+void set_numbers(ColumnNumbers<3>& numbers, const Call& call, int64_t channel, double mean, double inverse) {
+  const double weight = call.weight == nullptr ? 1 : call.weight[channel];
+  numbers[0][channel] = static_cast<float>(mean);
+  numbers[1][channel] = static_cast<float>(inverse * weight);
+  numbers[2][channel] = call.bias == nullptr ? 0 : call.bias[channel];
+}
+
 // (input - mean) * a + b, of numbers of each channel.
 void normalize(const NormedImages& images, const float* input, float* output, ColumnNumbers<3>& numbers,
                const ImageKernels& kernels) {
@@ -365,12 +374,7 @@ void norm_groups(const GroupNorm& call, const NormedImages& images, int64_t imag
     const double inverse = 1 / std::sqrt(all.squares / all.count + call.epsilon);
     call.mean[image * call.groups + group] = static_cast<float>(all.mean);
     call.inverse_deviation[image * call.groups + group] = static_cast<float>(inverse);
-    for (int64_t channel = group * together; channel < (group + 1) * together; ++channel) {
-      const double weight = call.weight == nullptr ? 1 : call.weight[channel];
-      numbers[0][channel] = static_cast<float>(all.mean);
-      numbers[1][channel] = static_cast<float>(inverse * weight);
-      numbers[2][channel] = call.bias == nullptr ? 0 : call.bias[channel];
-    }
+    for (int64_t i = 0; i < together; ++i) set_numbers(numbers, call, group * together + i, all.mean, inverse);
   }
   normalize(images, call.input + first, call.output + first, numbers, kernels);
 }
@@ -394,10 +398,7 @@ void batch_norm(const BatchNorm& call, InstructionSet set) {
                    run(call.running_variance, channel, squares / (count - 1));
                    call.mean[channel] = static_cast<float>(mean);
                    call.inverse_deviation[channel] = static_cast<float>(inverse);
-                   const double weight = call.weight == nullptr ? 1 : call.weight[channel];
-                   numbers[0][channel] = static_cast<float>(mean);
-                   numbers[1][channel] = static_cast<float>(inverse * weight);
-                   numbers[2][channel] = call.bias == nullptr ? 0 : call.bias[channel];
+                   set_numbers(numbers, call, channel, mean, inverse);
                  });
   normalize(images, call.input, call.output, numbers, kernels);
 }
