@@ -7,6 +7,7 @@ HETERO_ACCELERATOR=cuda floats need only be close: a GPU has other kernels, whic
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import os
 import subprocess
@@ -22,6 +23,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -285,3 +287,19 @@ def in_threads(count: int, work: Callable[[int], object]) -> list[object]:
 
     with ThreadPoolExecutor(count) as pool:
         return list(pool.map(start, range(count)))
+
+
+def call_of(way: str, model: nn.Module, *inputs: torch.Tensor | None) -> Callable[[], object]:
+    """A call of the model on the device, "lazily", "compiled" or "saved", whose results are on the CPU."""
+    if way == "saved":
+        program = torch.hetero.compile(model, inputs)
+        return lambda: program(*inputs)
+    there = copy.deepcopy(model).to(DEVICE)
+    function = torch.compile(there, backend="hetero", dynamic=False) if way == "compiled" else there
+    moved = [None if tensor is None else tensor.to(DEVICE) for tensor in inputs]
+
+    def call() -> object:
+        found = function(*moved)
+        return found.cpu() if isinstance(found, torch.Tensor) else tuple(one.cpu() for one in found)
+
+    return call

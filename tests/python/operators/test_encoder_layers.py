@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
 from convolution_models import ran
-from helpers import assert_same
+from helpers import assert_same, call_of
 from torch import nn
 from torch.testing import assert_close
 
-WAYS = ("lazily", "compiled", "saved")
+WAYS = ("lazily", "compiled", "saved")  # of helpers.call_of
 
 
 @pytest.fixture(autouse=True)
@@ -20,22 +20,6 @@ def nothing_stays_compiled() -> Iterator[None]:
     """PyTorch's own modules share one limit of recompilations, with its functions too."""
     yield
     torch._dynamo.reset()
-
-
-def call_of(way: str, model: nn.Module, *inputs: torch.Tensor | None) -> Callable[[], object]:
-    """A call of the model on the device, whose results are on the CPU."""
-    if way == "saved":
-        program = torch.hetero.compile(model, inputs)
-        return lambda: program(*inputs)
-    there = copy.deepcopy(model).to("hetero")
-    function = torch.compile(there, backend="hetero", dynamic=False) if way == "compiled" else there
-    moved = [None if tensor is None else tensor.to("hetero") for tensor in inputs]
-
-    def call() -> object:
-        found = function(*moved)
-        return found.cpu() if isinstance(found, torch.Tensor) else tuple(one.cpu() for one in found)
-
-    return call
 
 
 @torch.no_grad()

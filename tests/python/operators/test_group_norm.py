@@ -92,15 +92,10 @@ def test_kernels_of_norms_run_between_images_of_one_layout() -> None:
     assert ran(lambda: program(x)).get(NORMS) == 3
 
 
-def of_tokens(hidden: torch.Tensor) -> torch.Tensor:
-    """Activations of an image that is seen as tokens."""
-    return F.gelu(hidden.flatten(2).transpose(1, 2))
-
-
 TAILS = {
     "mean": lambda hidden: hidden.mean((2, 3)),
     "extrema": lambda hidden: hidden.max(3)[0].amin(1),
-    "tokens": of_tokens,
+    "tokens": lambda hidden: F.gelu(hidden.flatten(2).transpose(1, 2)),
     "flat": lambda hidden: F.group_norm(hidden.flatten(2), 4).square(),
 }
 

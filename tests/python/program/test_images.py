@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from convolution_models import DEPTHWISE, Residual, close, kept, ran, with_statistics
-from helpers import assert_same
+from helpers import assert_same, call_of
 from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
@@ -267,15 +267,9 @@ def test_activations_of_an_image_that_is_seen_as_tokens(activation: nn.Module, w
         x = torch.randn(batch, 64, 16)
         truth = copy.deepcopy(model).double()(x.double())
         expected = model(x)
-        if way == "saved":
-            calls = [torch.hetero.compile(model, (x,))] * 2
-            results = [call(x) for call in calls]
-        else:
-            torch._dynamo.reset()
-            there = copy.deepcopy(model).to("hetero")
-            call = torch.compile(there, backend="hetero", dynamic=False) if way == "compiled" else there
-            results = [[result.cpu() for result in call(x.to("hetero"))] for _ in range(3)]
-        for result in results:
+        torch._dynamo.reset()
+        call = call_of(way, model, x)
+        for result in [call() for _ in range(3)]:
             for one, true, eager in zip(result, truth, expected, strict=True):
                 assert_close(one.double(), true, rtol=1e-4, atol=1e-5)
                 assert one.stride() == eager.stride()
