@@ -126,8 +126,9 @@ void copy_from_host(at::Tensor& self, const at::Tensor& source) {
   bytes.copy_(source);
   HeteroStorage* storage = storage_of(self);
   const size_t size = bytes.storage().nbytes();
-  if (self.storage_offset() == 0 && size == storage->nbytes() && self.is_non_overlapping_and_dense() &&
-      is_fresh(storage)) {
+  // What was born in a capture is made anew in each run, which may write it.
+  if (!captures_here() && self.storage_offset() == 0 && size == storage->nbytes() &&
+      self.is_non_overlapping_and_dense() && is_fresh(storage)) {
     c10::Storage taken = bytes.storage();
     bytes.reset();
     install_bytes(storage, adopt_cpu_storage(std::move(taken)));

@@ -496,7 +496,7 @@ std::vector<c10::IValue> CompiledProgram::begin_capture(const std::vector<c10::I
   for (bool begun = false; !begun;) {
     flush_all(SyncReason::kCompiled);
     Locked lock(recorder().mutex());
-    begun = recorder().begin_capture();
+    begun = recorder().begin_capture(capture->stand_ins);
   }
   capture_ = std::move(capture);
   return stand_ins;
@@ -516,8 +516,10 @@ void CompiledProgram::end_capture(std::vector<c10::IValue> results, const std::v
   TORCH_CHECK(capture != nullptr, "hetero: the program is not being captured");
   Cut cut;
   bool alone;
+  bool writes_what_was_read;
   {
     Locked lock(recorder().mutex());
+    writes_what_was_read = recorder().writes_what_was_read();
     alone = recorder().end_capture(cut);
     // The recorder may forget its windows; a program keeps its own.
     for (graph::Operand& operand : cut.slice.graph.operands) {
@@ -527,6 +529,7 @@ void CompiledProgram::end_capture(std::vector<c10::IValue> results, const std::v
     }
   }
   TORCH_CHECK(alone, "hetero: another thread used the device while the program was captured");
+  TORCH_CHECK(!writes_what_was_read, "hetero: the program looks at a value, and updates it in place later");
   capture->name_arguments();
   capture->name_constants(cut);
   for (size_t i = 0; i < results.size(); ++i) {

@@ -279,15 +279,67 @@ void refuse_capture(const std::string& what) {
   TORCH_CHECK(!this_thread_captures, "hetero: a compiled program cannot contain this: ", what);
 }
 
-bool Recorder::begin_capture() {
+bool Recorder::begin_capture(std::span<const c10::Storage> stand_ins) {
   if (!path_.empty()) return false;
   captures_ = this_thread_captures = true;
   capture_spoiled_ = false;
+  stand_ins_.clear();
+  for (const c10::Storage& storage : stand_ins) stand_ins_.push_back(storage.unsafeGetStorageImpl());
   return true;
+}
+
+std::optional<ConstantPart> Recorder::constant_part(HeteroStorage* storage) {
+  ConstantPart part;
+  if (!written(storage)) {
+    if (storage->binding.valid_on == 0) return std::nullopt;
+    read_in_capture_.emplace_back(storage, true);
+    return part;
+  }
+  write_down();
+  HeteroStorage* const storages[] = {storage};
+  select_ancestors(storages, false);
+  std::vector<size_t> draws;
+  const auto is_stand_in = [this](const HeteroStorage* used) {
+    return std::ranges::find(stand_ins_, used) != stand_ins_.end();
+  };
+  for (size_t i = 0; i < trace_.nodes.size(); ++i) {
+    if (selected_[i] == 0) continue;
+    const graph::Node& node = trace_.nodes[i];
+    const graph::OpTraits& traits = graph::op_table()[node.op];
+    if (traits.host_task || traits.is_foreign || traits.side_effects) return std::nullopt;
+    Decoder::find_random_states(trace_.attributes.data() + node.attribute_offset, 0, draws);
+    if (!draws.empty()) return std::nullopt;
+    for (const graph::Operand& operand : std::span(trace_.operands_of(node), node.operand_count)) {
+      const HeteroStorage* const used = holds_[operand.buffer].storage();
+      if (is_stand_in(used) || !used->binding.error.ok()) return std::nullopt;
+      if (operand.writes() && used->binding.valid_on != 0) return std::nullopt;
+    }
+    part.graph.nodes.push_back(node);
+  }
+  part.graph.operands = trace_.operands;
+  part.graph.attributes = trace_.attributes;
+  part.graph.windows = &window_table();
+  part.storages.assign(holds_.size(), nullptr);
+  for (size_t b = 0; b < holds_.size(); ++b) {
+    HeteroStorage* const used = holds_[b].storage();
+    const uint8_t valid_on = needed_[b] != 0 ? used->binding.valid_on : uint8_t{0};
+    part.graph.buffers.push_back({used->nbytes(), valid_on, false});
+    if (valid_on == 0) continue;
+    part.storages[b] = used;
+    read_in_capture_.emplace_back(used, true);
+  }
+  part.result = storage->buffer;
+  return part;
+}
+
+bool Recorder::writes_what_was_read() const {
+  return std::ranges::any_of(read_in_capture_, [this](const StorageHold& hold) { return written(hold.storage()); });
 }
 
 bool Recorder::end_capture(Cut& cut) {
   captures_ = this_thread_captures = false;
+  stand_ins_.clear();
+  read_in_capture_.clear();
   if (capture_spoiled_) return false;
   write_down();
   std::swap(cut.slice.holds, holds_);

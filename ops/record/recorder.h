@@ -29,6 +29,7 @@
 #include <array>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -61,6 +62,13 @@ struct Misprediction {
   graph::OpId expected;
   graph::OpId recorded;
   Difference difference;
+};
+
+// What computes the bytes of a storage from storages with bytes only.
+struct ConstantPart {
+  graph::Graph graph;
+  std::vector<HeteroStorage*> storages;       // per buffer: with the bytes; null for what is made
+  graph::BufferId result = graph::kNoBuffer;  // kNoBuffer: the storage itself has the bytes
 };
 
 class Match;
@@ -124,9 +132,15 @@ class Recorder {
   void land(Cut& cut, uint64_t flight, std::vector<StorageHold>& last);
 
   // Begins a capture (compiled.h). Until end_capture(), what this thread records stays in the
-  // trace, and nothing runs. Returns false if something is pending. REQUIRES: the executor lock,
-  // until end_capture().
-  [[nodiscard]] bool begin_capture();
+  // trace, and nothing runs but copies of constant parts. `stand_ins` stand for the arguments.
+  // Returns false if something is pending. REQUIRES: the executor lock, until end_capture().
+  [[nodiscard]] bool begin_capture(std::span<const c10::Storage> stand_ins);
+  // In a capture: what makes the bytes that the storage has at this place. None where these may be
+  // others in the next run: where they depend on arguments, on states that the program writes, on
+  // random numbers, or on what is outside. A storage with bytes that nothing writes needs no nodes.
+  std::optional<ConstantPart> constant_part(HeteroStorage* storage);
+  // Whether the capture writes a storage of which a constant part read the bytes.
+  bool writes_what_was_read() const;
   // Moves what was recorded to `cut`. Returns false if another thread recorded meanwhile; all of it
   // then stays pending.
   [[nodiscard]] bool end_capture(Cut& cut);
@@ -204,6 +218,8 @@ class Recorder {
   bool uses_shared_ = false;  // a storage whose bytes somebody outside sees
   bool captures_ = false;
   bool capture_spoiled_ = false;  // another thread has recorded
+  std::vector<const c10::StorageImpl*> stand_ins_;
+  std::vector<StorageHold> read_in_capture_;  // those with bytes, by constant parts
   uint32_t epoch_ = 1;
   uint32_t sequence_ = 0;
   std::chrono::steady_clock::time_point begun_;  // when the first node was recorded

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Generator.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "backend/registry/registry.h"
@@ -141,6 +142,16 @@ void advance_virtual_clock(double bytes) {
   accelerator->advance_host(graph::CostModel(options).run_seconds({.flops = bytes / 4, .bytes = bytes}, backend::kCpu));
 }
 
+// In a capture: whether the call gives the same in every run of the program, and changes nothing.
+bool is_constant_call(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
+  bool constant = is_own(info.name) && !info.seeded && info.generator_argument < 0 &&
+                  std::ranges::all_of(info.access, [](graph::Access access) { return access == graph::Access::kRead; });
+  visit_tensors(arguments, [&](size_t, const at::Tensor& tensor) {
+    constant = constant && (!is_hetero(tensor) || (!is_sparse(tensor) && is_constant(storage_of(tensor))));
+  });
+  return constant;
+}
+
 }  // namespace
 
 void run_straight(const OpInfo& info, torch::jit::Stack* stack, SyncReason reason) {
@@ -148,7 +159,8 @@ void run_straight(const OpInfo& info, torch::jit::Stack* stack, SyncReason reaso
 }
 
 void run_drawn(const OpInfo& info, torch::jit::Stack* stack, RandomState random, SyncReason reason) {
-  refuse_capture(info.name + " (" + to_string(reason) + ")");
+  if (captures_here() && !is_constant_call(info, arguments_of(info, *stack))) [[unlikely]]
+    refuse_capture(info.name + " (" + to_string(reason) + ")");
   count(counters().straight);
   if (reason != SyncReason::kFirstSight) counters().fallbacks.count(info.name);
   const auto arguments = arguments_of(info, *stack);
@@ -222,6 +234,9 @@ void run_drawn(const OpInfo& info, torch::jit::Stack* stack, RandomState random,
     map_tensors(result, [&](const at::Tensor& tensor) {
       at::Tensor wrapped = wrapper.wrap(tensor);
       moved += bytes_of(wrapped);
+      // The program may write its result, which is made anew in each run.
+      if (captures_here() && is_hetero(wrapped)) [[unlikely]]
+        wrapped = wrapped.clone();
       return wrapped;
     });
   }

@@ -9,8 +9,10 @@
 #include <atomic>
 #include <iterator>
 #include <mutex>
+#include <optional>
 
 #include "backend/registry/registry.h"
+#include "graph/verify/interpret.h"
 #include "ops/memory/arrivals.h"
 #include "ops/memory/gaps.h"
 #include "ops/memory/storage_memory.h"
@@ -20,6 +22,7 @@
 #include "ops/run/run_errors.h"
 #include "ops/run/slice_run.h"
 #include "ops/settings/config.h"
+#include "ops/settings/parallel.h"
 
 namespace hetero::ops {
 namespace {
@@ -111,12 +114,17 @@ bool is_touched(const HeteroStorage* storage) {
   return recorder().touched(storage);
 }
 
-// In a capture nothing can run; what has its bytes may be looked at. REQUIRES: the executor lock.
-void check_settled(std::span<HeteroStorage* const> storages, SyncReason reason) {
-  for (const HeteroStorage* storage : storages) {
-    if (is_touched(storage) || storage->binding.valid_on == 0) refuse_capture(to_string(reason));
-    check_bytes(storage);
+// In a capture nothing of the program runs. What has its bytes, or depends on constants only, may
+// be looked at: for the latter, the result is what computes it. REQUIRES: the executor lock.
+ConstantPart check_constant(HeteroStorage* storage, SyncReason reason) {
+  check_bytes(storage);
+  std::optional<ConstantPart> part;
+  {
+    Locked recording(recorder().mutex());
+    part = recorder().constant_part(storage);
   }
+  if (!part.has_value()) refuse_capture(to_string(reason));
+  return std::move(*part);
 }
 
 // Brings the bytes of a settled storage to the host. REQUIRES: the executor lock.
@@ -139,15 +147,39 @@ c10::Storage cpu_storage(c10::DataPtr bytes, size_t size, bool resizable = true)
                                                             c10::GetCPUAllocator(), resizable));
 }
 
+// A CPU storage that owns the block.
+c10::Storage cpu_storage(backend::Block block, size_t size) {
+  auto* const owner = new backend::Block(std::move(block));
+  return cpu_storage(c10::DataPtr(
+                         owner->data(), owner, [](void* context) { delete static_cast<backend::Block*>(context); },
+                         c10::Device(c10::kCPU)),
+                     size);
+}
+
 // A CPU storage of a storage's bytes, which have gaps where they are. REQUIRES: the executor lock.
 c10::Storage dense_copy(const HeteroStorage* storage) {
   Result<backend::Block> block = without_gaps(storage);
   if (!block.ok()) raise(block.status());
-  auto* const owner = new backend::Block(std::move(block.value()));
-  return cpu_storage(c10::DataPtr(
-                         owner->data(), owner, [](void* context) { delete static_cast<backend::Block*>(context); },
-                         c10::Device(c10::kCPU)),
-                     storage->nbytes());
+  return cpu_storage(std::move(block.value()), storage->nbytes());
+}
+
+// What a capture has recorded of a storage, computed beside the capture. REQUIRES: the executor
+// lock.
+c10::Storage computed(ConstantPart& part, SyncReason reason) {
+  std::vector<c10::Storage> given;
+  std::vector<graph::Binding> bindings(part.storages.size());
+  std::vector<graph::Binding*> pointers;
+  for (size_t b = 0; b < bindings.size(); ++b) {
+    pointers.push_back(&bindings[b]);
+    if (part.storages[b] == nullptr) continue;
+    const auto storage = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(part.storages[b]);
+    const c10::Storage& host = given.emplace_back(host_storage(c10::Storage(storage), reason, false));
+    bindings[b].blocks[backend::kCpu] = backend::Block::adopt(host.mutable_data(), host.nbytes(), nullptr, nullptr);
+    bindings[b].valid_on = part.graph.buffers[b].valid_on = backend::only(backend::kCpu);
+  }
+  const KernelScope scope;
+  if (const Status status = graph::interpret(part.graph, pointers); !status.ok()) raise(status);
+  return cpu_storage(std::move(bindings[part.result].blocks[backend::kCpu]), part.graph.buffers[part.result].bytes);
 }
 
 // Somebody outside sees the bytes of a storage, from before what is pending is settled: what is
@@ -224,8 +256,10 @@ namespace {
 void settle_for(std::span<HeteroStorage* const> storages, const HeteroStorage* fetched, SyncReason reason) {
   check_fork();
   const Executing executing;
-  if (captures_here()) [[unlikely]]
-    return check_settled(storages, reason);
+  if (captures_here()) [[unlikely]] {
+    for (HeteroStorage* storage : storages) check_constant(storage, reason);
+    return;
+  }
   const Status status = cut_and_run(reason, [&](Recorder& from, bool reuse, Cut& cut) {
     // On the CPU alone there is nothing to fetch, and no plan depends on it.
     return from.cut_ancestors(storages, false, reuse, cut, backend::accelerator() != nullptr ? fetched : nullptr);
@@ -236,6 +270,12 @@ void settle_for(std::span<HeteroStorage* const> storages, const HeteroStorage* f
 }
 
 }  // namespace
+
+bool is_constant(HeteroStorage* storage) {
+  const Executing executing;
+  Locked recording(recorder().mutex());
+  return recorder().constant_part(storage).has_value();
+}
 
 void settle(std::span<HeteroStorage* const> storages, SyncReason reason) { settle_for(storages, nullptr, reason); }
 
@@ -267,6 +307,10 @@ c10::Storage host_storage(const c10::Storage& of, SyncReason reason, bool writes
   auto* storage = static_cast<HeteroStorage*>(of.unsafeGetStorageImpl());
   HeteroStorage* const storages[] = {storage};
   const Executing executing;
+  if (captures_here() && !writes) [[unlikely]] {
+    ConstantPart part = check_constant(storage, reason);
+    if (part.result != graph::kNoBuffer) return computed(part, reason);
+  }
   const bool shares = writes && reason == SyncReason::kLeaveDispatcher;
   Sharing sharing(shares ? storage : nullptr);
   if (writes) settle_users(storage, reason);

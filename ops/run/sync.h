@@ -32,7 +32,7 @@ namespace hetero::ops {
 void flush_all(SyncReason reason);
 
 // Runs what is needed so that these storages have their final bytes, and raises the error of one
-// whose bytes are lost.
+// whose bytes are lost. In a capture nothing runs, and what is not constant is refused.
 void settle(std::span<HeteroStorage* const> storages, SyncReason reason);
 // The same, and also runs what still reads them: afterwards the bytes may be replaced.
 void settle_users(HeteroStorage* storage, SyncReason reason);
@@ -52,6 +52,9 @@ c10::Storage host_storage(const c10::Storage& storage, SyncReason reason, bool w
 // A CPU tensor over the bytes of one tensor. Tensors of one call that share a storage should share
 // its host storage too.
 at::Tensor host_alias(const at::Tensor& tensor, SyncReason reason, bool writes);
+
+// In a capture: whether host_storage() gives the bytes, to read them, and does not refuse.
+bool is_constant(HeteroStorage* storage);
 
 // True for a storage that has neither bytes nor pending nodes.
 bool is_fresh(HeteroStorage* storage);

@@ -176,8 +176,8 @@ def checked(captured: Captured) -> tuple[_C.CompiledProgram, Any]:
     program, results, problem = captured
     if problem is not None:
         if "read scalar" in problem:
-            problem += (". A program cannot look at values, as torch.linalg.inv does to say what is wrong with its "
-                        "argument; torch.linalg.inv_ex and its like do not")
+            problem += (". A program cannot look at values that depend on its inputs, as torch.linalg.inv does to say "
+                        "what is wrong with its argument; torch.linalg.inv_ex and its like do not")
         raise ValueError(f"the model cannot be a program: {problem}")
     return program, results
 
