@@ -6,6 +6,7 @@
 #include "backend/cpu/convolution/convolution.h"
 #include "backend/cpu/convolution/patches.h"
 #include "backend/cpu/convolution/tile_convolution.h"
+#include "backend/cpu/winograd/winograd.h"
 #include "ops/kernels/own_kernel.h"
 #include "ops/record/call.h"
 
@@ -217,6 +218,10 @@ bool recognize_convolution(const graph::Invocation& invocation, bool with_norm, 
     if (by_pixels && call.settings.groups > 1 && backend::fits_tiles(geometry, *element)) {
       call.tile_sets = backend::tile_sets(geometry, call.settings.groups, *element);
     }
+    // Its products have as many terms as a group has channels.
+    constexpr int64_t kFewestTerms = 16;
+    call.has_winograd = of_floats && by_pixels && input.rank == 4 && weight.sizes()[1] >= kFewestTerms &&
+                        backend::fits_winograd(geometry);
     call.input_planes = !is_by_pixels(input);
     call.output_planes = !is_by_pixels(output);
     call.is_product = call.has_patches && geometry.pointwise();

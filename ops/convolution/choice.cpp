@@ -7,11 +7,12 @@
 namespace hetero::ops {
 namespace {
 
-constexpr const char* kNames[kConvolutionImplementations] = {"stock",  "unfolded", "pixels", "depthwise",
-                                                             "packed", "panels",   "tiles",  "direct"};
+constexpr const char* kNames[kConvolutionImplementations] = {"stock",  "unfolded", "pixels", "depthwise", "packed",
+                                                             "panels", "tiles",    "direct", "winograd"};
 constexpr const char* kUntried = "untried";
 constexpr const char* kLayouts[] = {"rows", "last"};
 constexpr const char* kUnits[] = {"vectors", "tiles"};
+constexpr const char* kAlgorithms[] = {"sums", "winograd"};
 constexpr const char* kWorks[] = {"forward", "forward+bias", "backward", "transposed"};
 
 // The geometry's numbers in the order of a line: sizes, kernel, strides, paddings, dilations.
@@ -37,8 +38,8 @@ ConvolutionShape ConvolutionShape::rounded() const {
   return shape;
 }
 
-std::array<int64_t, 23> ConvolutionShape::numbers() const {
-  std::array<int64_t, 23> all{static_cast<int64_t>(element),
+std::array<int64_t, 24> ConvolutionShape::numbers() const {
+  std::array<int64_t, 24> all{static_cast<int64_t>(element),
                               static_cast<int64_t>(work),
                               gradients,
                               rank,
@@ -47,8 +48,9 @@ std::array<int64_t, 23> ConvolutionShape::numbers() const {
                               output_last,
                               weight_last,
                               tiles,
+                              winograd,
                               threads};
-  size_t i = 10;
+  size_t i = 11;
   for_each_number(geometry, [&](int64_t number) { all[i++] = number; });
   return all;
 }
@@ -59,24 +61,26 @@ std::string line_of(const ConvolutionShape& shape, const ConvolutionChoice& choi
        << static_cast<int>(shape.gradients) << ' ' << shape.rank;
   for_each_number(shape.geometry, [&](int64_t number) { line << ' ' << number; });
   line << ' ' << shape.groups << ' ' << kLayouts[shape.input_last] << ' ' << kLayouts[shape.output_last] << ' '
-       << kLayouts[shape.weight_last] << ' ' << kUnits[shape.tiles] << ' ' << shape.threads << ' '
-       << to_string(choice.plain) << ' ' << (choice.kept ? to_string(*choice.kept) : kUntried);
+       << kLayouts[shape.weight_last] << ' ' << kUnits[shape.tiles] << ' ' << kAlgorithms[shape.winograd] << ' '
+       << shape.threads << ' ' << to_string(choice.plain) << ' ' << (choice.kept ? to_string(*choice.kept) : kUntried);
   return line.str();
 }
 
 bool parse_line(const std::string& line, ConvolutionShape& shape, ConvolutionChoice& choice) {
   std::istringstream in(line);
-  std::string element, work, input, output, weight, unit, plain, kept;
+  std::string element, work, input, output, weight, unit, algorithm, plain, kept;
   int gradients = 0;
   in >> element >> work >> gradients >> shape.rank;
   for_each_number(shape.geometry, [&](int64_t& number) { in >> number; });
-  in >> shape.groups >> input >> output >> weight >> unit >> shape.threads >> plain >> kept;
+  in >> shape.groups >> input >> output >> weight >> unit >> algorithm >> shape.threads >> plain >> kept;
   const int element_index = position(kElementNames, element), work_index = position(kWorks, work);
   const int input_index = position(kLayouts, input), output_index = position(kLayouts, output);
   const int weight_index = position(kLayouts, weight), unit_index = position(kUnits, unit);
+  const int algorithm_index = position(kAlgorithms, algorithm);
   const int plain_index = position(kNames, plain), kept_index = position(kNames, kept);
   if (!in ||
-      std::min({element_index, work_index, input_index, output_index, weight_index, unit_index, plain_index}) < 0 ||
+      std::min({element_index, work_index, input_index, output_index, weight_index, unit_index, algorithm_index,
+                plain_index}) < 0 ||
       (kept_index < 0 && kept != kUntried)) {
     return false;
   }
@@ -87,6 +91,7 @@ bool parse_line(const std::string& line, ConvolutionShape& shape, ConvolutionCho
   shape.output_last = output_index == 1;
   shape.weight_last = weight_index == 1;
   shape.tiles = unit_index == 1;
+  shape.winograd = algorithm_index == 1;
   choice = {.plain = static_cast<ConvolutionImplementation>(plain_index)};
   if (kept_index >= 0) choice.kept = static_cast<ConvolutionImplementation>(kept_index);
   return true;

@@ -28,9 +28,10 @@ enum class ConvolutionImplementation : uint8_t {
   // Products of patches (backend/cpu/convolution/patches.h), by a packed weight of linear_choice.h:
   kPanels,
   kTiles,
-  kDirect,  // by panels, which read the pixels in place, or copies of few channels and of planes
+  kDirect,    // by panels, which read the pixels in place, or copies of few channels and of planes
+  kWinograd,  // backend/cpu/winograd/winograd.h
 };
-inline constexpr int kConvolutionImplementations = 8;
+inline constexpr int kConvolutionImplementations = 9;
 const char* to_string(ConvolutionImplementation implementation);
 
 // The operation of a call.
@@ -40,7 +41,7 @@ enum ConvolutionGradient : uint8_t { kOfInput = 1, kOfWeight = 2, kOfBias = 4 };
 
 // The properties of a call that the choice depends on.
 struct ConvolutionShape {
-  static constexpr const char* kKind = "convolution 10";
+  static constexpr const char* kKind = "convolution 11";
   backend::Element element = backend::Element::kFloat32;
   ConvolutionWork work = ConvolutionWork::kForward;
   uint8_t gradients = 0;
@@ -51,13 +52,14 @@ struct ConvolutionShape {
   bool input_last = false;
   bool output_last = false;
   bool weight_last = false;
-  bool tiles = false;  // the tile unit may be used
+  bool tiles = false;     // the tile unit may be used
+  bool winograd = false;  // and that algorithm
   int64_t threads = 1;
 
   bool operator==(const ConvolutionShape&) const = default;
   // The shape that stands for all with a similar number of images, height and width.
   ConvolutionShape rounded() const;
-  std::array<int64_t, 23> numbers() const;
+  std::array<int64_t, 24> numbers() const;
 };
 
 struct ConvolutionChoice {

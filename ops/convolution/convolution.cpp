@@ -54,6 +54,8 @@ PackedWeights* filters_of(const graph::Invocation& invocation, const Convolution
 void complete(ConvolutionCall& call) {
   call.shape.threads = at::get_num_threads();
   call.shape.tiles = (call.has_patches || call.tile_sets > 0) && may_use_tiles(call.shape.element);
+  call.has_winograd = call.has_winograd && config().winograd.load(std::memory_order_relaxed);
+  call.shape.winograd = call.has_winograd;
   const bool multiplies = call.ours == Implementation::kUnfolded || call.ours == Implementation::kPixels;
   if (multiplies && !has_sgemm()) call.ours = Implementation::kStock;
 }
@@ -363,6 +365,7 @@ void run_by_filter(Implementation by, const graph::Invocation& invocation, const
                    const at::Tensor& filter, const at::Tensor* bias = nullptr) {
   const OwnKernel counted = by == Implementation::kPacked      ? OwnKernel::kPackedConvolution
                             : by == Implementation::kDepthwise ? OwnKernel::kDepthwise
+                            : by == Implementation::kWinograd  ? OwnKernel::kWinograd
                                                                : OwnKernel::kPatchProduct;
   run_as_operator(counted, invocation, [&] {
     KernelTensors tensors(invocation);
@@ -373,7 +376,7 @@ void run_by_filter(Implementation by, const graph::Invocation& invocation, const
     Output output(invocation, tensors, call.output);
     at::Tensor made = convolve_by_filter(by, call, filter, input, bias != nullptr ? *bias : tensor(call.bias),
                                          output.tensor(), invocation.follower);
-    if (!made.defined()) {  // images with values that the tile unit cannot have
+    if (!made.defined()) {  // images with values that the implementation cannot have
       const ConvolutionSettings& s = call.settings;
       const auto convolve = [&](const auto& function, auto&&... norm) {
         return function(input, tensors.operand(call.weight), tensor(call.bias), s.stride, s.padding, s.dilation,
@@ -577,6 +580,7 @@ ConvolutionCounts convolution_counts() {
   const auto of = [](OwnKernel kernel) { return counters().own_kernels[static_cast<size_t>(kernel)].load(); };
   counts.runs[static_cast<int>(Implementation::kPacked)] = of(OwnKernel::kPackedConvolution);
   counts.runs[static_cast<int>(Implementation::kDepthwise)] = of(OwnKernel::kDepthwise);
+  counts.runs[static_cast<int>(Implementation::kWinograd)] = of(OwnKernel::kWinograd);
   // Of all products of patches.
   for (const Implementation one : {Implementation::kPanels, Implementation::kTiles, Implementation::kDirect}) {
     counts.runs[static_cast<int>(one)] = of(OwnKernel::kPatchProduct);

@@ -18,6 +18,7 @@
 #include "backend/cpu/convolution/patches.h"
 #include "backend/cpu/convolution/tile_convolution.h"
 #include "backend/cpu/vector/scratch.h"
+#include "backend/cpu/winograd/winograd.h"
 #include "ops/kernels/blas.h"
 #include "ops/kernels/packed_product.h"
 #include "ops/memory/offered_memory.h"
@@ -250,6 +251,15 @@ PackedWeights::Made filter_of_groups(const ConvolutionCall& call, const at::Tens
   return {at::cat(made), filter_space(Implementation::kDirect, call)};
 }
 
+// The weight [outputs, kernel, channels of a group].
+PackedWeights::Made winograd_filter(const ConvolutionCall& call, const at::Tensor& rows) {
+  const int64_t bytes = filter_space(Implementation::kWinograd, call);
+  at::Tensor made = at::empty({bytes / static_cast<int64_t>(sizeof(float))}, at::kFloat);
+  backend::make_winograd_filter(call.shape.geometry, call.settings.groups, rows.const_data_ptr<float>(),
+                                made.mutable_data_ptr<float>());
+  return {std::move(made), bytes};
+}
+
 // The weight [outputs, kernel, channels of a group] with zeros for the other channels of its set.
 PackedWeights::Made filter_of_sets(const ConvolutionCall& call, const at::Tensor& rows) {
   const backend::ConvolutionGeometry& geometry = call.shape.geometry;
@@ -284,6 +294,8 @@ bool can_convolve_by_filter(Implementation implementation, const ConvolutionCall
     case Implementation::kDirect:
       return call.has_addresses &&
              backend::fits_direct(call.shape.geometry, call.settings.groups, call.shape.element, call.input_planes);
+    case Implementation::kWinograd:
+      return call.has_winograd;
     default:
       return false;
   }
@@ -296,6 +308,8 @@ bool has_packed_convolutions() { return one_dnn().is_there(at::kFloat, false); }
 int64_t filter_space(Implementation implementation, const ConvolutionCall& call) {
   const backend::ConvolutionGeometry& geometry = call.shape.geometry;
   if (has_sets(implementation, call)) return packed_space(product_by(implementation), product_of_sets(call));
+  if (implementation == Implementation::kWinograd)
+    return backend::winograd_filter_bytes(geometry, call.settings.groups);
   if (implementation != Implementation::kPacked && implementation != Implementation::kDepthwise) {
     const int64_t parts = call.spreads ? geometry.kernel_height : call.settings.groups;
     return parts * packed_space(product_by(implementation), product_of(call));
@@ -327,6 +341,7 @@ PackedWeights::Made make_filter(Implementation implementation, const Convolution
       if (!is_finite(weight)) return {{}, 0};
       if (call.spreads) return filter_of_rows(implementation, call, weight);
       const at::Tensor rows = weight.movedim(1, -1).contiguous();
+      if (implementation == Implementation::kWinograd) return winograd_filter(call, rows);
       if (has_sets(implementation, call)) return filter_of_sets(call, rows);
       if (call.settings.groups > 1) return filter_of_groups(call, rows);
       backend::Matvec product = product_of(call);
@@ -351,7 +366,8 @@ PackedKey filter_key(Implementation implementation, const ConvolutionCall& call,
   *next++ = static_cast<int64_t>(implementation);
   // The layout of oneDNN's filter depends on all of the call; the others are of the weight alone,
   // or of its groups.
-  const bool of_groups = implementation == Implementation::kDirect || has_sets(implementation, call);
+  const bool of_groups = implementation == Implementation::kDirect || implementation == Implementation::kWinograd ||
+                         has_sets(implementation, call);
   if (implementation != Implementation::kPacked) *next++ = of_groups ? settings.groups : 1;
   next = std::ranges::copy(weight.sizes().subspan(2, settings.stride.size() - 1), next).out;
   if (implementation != Implementation::kPacked) return key;
@@ -397,6 +413,18 @@ at::Tensor convolve_by_filter(Implementation implementation, const ConvolutionCa
                                                      follower);
       if (followed) follower->finish();
       return output;
+    }
+    case Implementation::kWinograd: {
+      const backend::WinogradResult result =
+          backend::convolve_winograd({.geometry = call.shape.geometry,
+                                      .groups = call.settings.groups,
+                                      .input = input.const_data_ptr<float>(),
+                                      .filter = filter.const_data_ptr<float>(),
+                                      .bias = bias ? bias->const_data_ptr<float>() : nullptr,
+                                      .output = output.mutable_data_ptr<float>(),
+                                      .follower = follower});
+      if (result == backend::WinogradResult::kFollowed) follower->finish();
+      return result == backend::WinogradResult::kOutOfRange ? at::Tensor() : output;
     }
     default:
       return convolve_by_patches(implementation, call, filter, input, bias, output, follower);

@@ -1,5 +1,5 @@
 // The implementations of a convolution that keep a filter in a layout of their own: oneDNN's, the
-// depthwise loops, and products of patches.
+// depthwise loops, products of patches, and Winograd's.
 //
 // Thread safety: any thread; calls share nothing.
 
@@ -18,7 +18,7 @@ namespace hetero::ops {
 // Those of ConvolutionImplementation.
 inline constexpr ConvolutionImplementation kFilterImplementations[] = {
     ConvolutionImplementation::kDepthwise, ConvolutionImplementation::kPacked, ConvolutionImplementation::kPanels,
-    ConvolutionImplementation::kTiles, ConvolutionImplementation::kDirect};
+    ConvolutionImplementation::kTiles,     ConvolutionImplementation::kDirect, ConvolutionImplementation::kWinograd};
 
 // Whether the implementation keeps a filter and can compute the call, as things are configured.
 bool can_convolve_by_filter(ConvolutionImplementation implementation, const ConvolutionCall& call);

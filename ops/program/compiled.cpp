@@ -21,6 +21,7 @@
 #include "ops/run/overlap.h"
 #include "ops/run/sync.h"
 #include "ops/settings/config.h"
+#include "ops/settings/parallel.h"
 
 namespace hetero::ops {
 namespace {
@@ -461,6 +462,7 @@ std::optional<std::vector<c10::IValue>> CompiledProgram::run(std::vector<c10::IV
 
 std::vector<c10::IValue> CompiledProgram::begin_capture(const std::vector<c10::IValue>& arguments) {
   check_fork();
+  keep_backward_here();  // callers put back what it is in a capture
   TORCH_CHECK(!captures_here(), "hetero: a compiled program cannot be captured inside the capture of another one");
   auto capture = std::make_unique<Capture>();
   TORCH_CHECK(capture_ == nullptr, "hetero: the program is being captured already");

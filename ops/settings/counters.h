@@ -61,6 +61,7 @@ const char* to_string(SyncReason reason);
   X(kPackedConvolution, "convolutions with a packed weight")      \
   X(kDepthwise, "depthwise convolutions")                         \
   X(kPatchProduct, "convolutions as products of patches")         \
+  X(kWinograd, "convolutions by Winograd's algorithm")            \
   X(kConvolutionBackward, "gradients of convolutions")            \
   X(kAttention, "attention")                                      \
   X(kAttentionBackward, "gradients of attention")                 \

@@ -263,6 +263,70 @@ TEST_F(ConvolutionTest, ProductsOfPatchesComputeWhatTheCpuComputes) {
   EXPECT_EQ(linear_counts().packed_bytes, 0);
 }
 
+TEST_F(ConvolutionTest, WinogradsComputeWhatTheCpuComputes) {
+  const auto runs = [] { return convolution_counts().runs[static_cast<int>(Implementation::kWinograd)]; };
+  for (const Case& c : {
+           Case{.input = {2, 16, 9, 12}, .weight = {24, 16, 3, 3}, .padding = {1, 1}},
+           Case{.input = {1, 40, 7, 7}, .weight = {20, 40, 3, 3}, .padding = {0, 2}},
+           Case{.input = {2, 48, 8, 6}, .weight = {36, 16, 3, 3}, .padding = {1, 1}, .groups = 3},
+           Case{.input = {1, 16, 13, 14}, .weight = {20, 16, 3, 3}, .padding = {2, 3}, .dilation = {2, 3}},
+       }) {
+    SCOPED_TRACE(c10::str(c.input, " ", c.weight));
+    const at::Tensor x = numbers(c.input, 1).contiguous(at::MemoryFormat::ChannelsLast);
+    const at::Tensor bias = numbers({c.weight[0]}, 3);
+    at::Tensor w = numbers(c.weight, 2);
+    const at::Tensor x_there = settled(on_device(x)), w_there = settled(on_device(w)),
+                     bias_there = settled(on_device(bias));
+    force_convolution_implementation(Implementation::kWinograd);
+    const auto use = [&] {
+      for (int i = 0; i < kUsesBeforePacking; ++i) settled(c.forward(x_there, w_there, bias_there));
+    };
+    const auto near = [&](const at::Tensor& images, const at::Tensor& there) {
+      return near_truth(c.forward(there, w_there, bias_there), forward_in_double(c, images, w, bias)) &&
+             near_truth(c.forward(there, w_there, std::nullopt), forward_in_double(c, images, w, std::nullopt));
+    };
+    use();
+    const int64_t before = runs();
+    EXPECT_TRUE(near(x, x_there));
+    EXPECT_EQ(runs() - before, backend::has_panels() ? 2 : 0);
+    w_there.mul_(0.5);
+    w.mul_(0.5);
+    flush_all(SyncReason::kFlush);
+    use();
+    EXPECT_TRUE(near(x, x_there));
+    // What would take digits from its neighbours, or spread to them.
+    for (const float wild : {1e6F, 1e30F, std::numeric_limits<float>::infinity()}) {
+      at::Tensor images = x.clone();
+      images.mutable_data_ptr<float>()[3] = wild;
+      const at::Tensor there = settled(on_device(images));
+      EXPECT_TRUE(at::equal(c.forward(there, w_there, bias_there).cpu().nan_to_num(5),
+                            c.forward(images, w, bias).nan_to_num(5)));
+    }
+    force_convolution_implementation(std::nullopt);
+  }
+}
+
+TEST_F(ConvolutionTest, WinogradsAreNotForcedOnWhatTheyDoNotFit) {
+  const auto runs = [] { return convolution_counts().runs[static_cast<int>(Implementation::kWinograd)]; };
+  force_convolution_implementation(Implementation::kWinograd);
+  const int64_t before = runs();
+  const auto use = [&](const Case& c) {
+    const at::Tensor x = numbers(c.input, 1).contiguous(at::MemoryFormat::ChannelsLast), w = numbers(c.weight, 2);
+    const at::Tensor x_there = settled(on_device(x)), w_there = settled(on_device(w));
+    for (int i = 0; i <= kUsesBeforePacking; ++i) {
+      EXPECT_TRUE(near_truth(c.forward(x_there, w_there, std::nullopt), forward_in_double(c, x, w, std::nullopt)));
+    }
+  };
+  use({.input = {1, 16, 9, 9}, .weight = {16, 16, 3, 3}, .stride = {2, 2}, .padding = {1, 1}});
+  use({.input = {1, 16, 9, 9}, .weight = {16, 16, 3, 1}, .padding = {1, 0}});
+  use({.input = {1, 3, 9, 9}, .weight = {16, 3, 3, 3}, .padding = {1, 1}});
+  config().winograd = false;
+  use({.input = {1, 16, 9, 9}, .weight = {16, 16, 3, 3}, .padding = {1, 1}});
+  config().winograd = true;
+  EXPECT_EQ(runs(), before);
+  force_convolution_implementation(std::nullopt);
+}
+
 TEST_F(ConvolutionTest, DirectOnesOfEitherLayoutComputeWhatTheCpuComputes) {
   const auto runs = [] { return convolution_counts().runs[static_cast<int>(Implementation::kDirect)]; };
   for (const Case& c : {

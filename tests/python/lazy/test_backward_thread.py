@@ -49,6 +49,15 @@ def test_inference_before_it_does_not_matter() -> None:
     assert ran == called
 
 
+def test_a_program_made_before_it_does_not_matter() -> None:
+    def compile_then_train(_: int) -> tuple[int, int]:
+        torch.hetero.compile(lambda x: x + 1, (torch.ones(4),))
+        return threads_of_a_backward_pass()
+
+    [(ran, called)] = in_threads(1, compile_then_train)
+    assert ran == called
+
+
 def test_a_program_may_have_it_run_elsewhere() -> None:
     torch.zeros(1, device="hetero").add(1)
     with torch.autograd.set_multithreading_enabled(True):

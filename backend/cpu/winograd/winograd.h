@@ -1,0 +1,65 @@
+// Convolutions of 3 × 3 points by Winograd's algorithm, F(2 × 2, 3 × 3): four results take 16
+// multiplications in place of 36 (Lavin and Gray, arXiv:1509.09308).
+//
+// An image with its channels last is cut into tiles of 4 × 4 pixels, each two pixels from the next.
+// A tile becomes 16 others by sums and differences of its pixels, channel by channel; so does the
+// filter, once. The sums over channels are then 16 products of matrices, of tiles by the filter
+// (panel_gemm.h), and sums and differences of those are 2 × 2 pixels of the result.
+//
+//   float* const filter = std::aligned_alloc(64, winograd_filter_bytes(geometry, groups));
+//   make_winograd_filter(geometry, groups, weight, filter);  // once
+//   convolve_winograd({.geometry = geometry, .input = input, .filter = filter, .output = output});
+//
+// Sums have fewer terms than a direct convolution's, and smaller errors. But an error is one of the
+// tile's largest pixel, also in results that do not meet it. So pixels that are much larger than
+// others are looked for, and infinities and NaNs, which would spread.
+//
+// Each thread keeps its tiles from call to call: about half a MiB, or two lines of an image; up to
+// 4 MiB where threads share them.
+//
+// Thread safety: any thread; calls share nothing.
+
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cpu/convolution/geometry.h"
+#include "backend/cpu/fused/follower.h"
+#include "backend/cpu/vector/instruction_set.h"
+
+namespace hetero::backend {
+
+// In float32.
+struct WinogradConvolution {
+  ConvolutionGeometry geometry;
+  int64_t groups = 1;
+  const float* input = nullptr;        // [images, height, width, channels]
+  const float* filter = nullptr;       // as make_winograd_filter() has made it
+  const float* bias = nullptr;         // [outputs], or null
+  float* output = nullptr;             // [images, out_height, out_width, outputs]
+  const Follower* follower = nullptr;  // of the output, or null
+};
+
+// Whether the kernel has 3 × 3 points, without strides, and the processor has vectors.
+bool fits_winograd(const ConvolutionGeometry& geometry, InstructionSet set = instruction_set());
+
+// The bytes of a filter: 16/9 of the weight's, in whole panels.
+int64_t winograd_filter_bytes(const ConvolutionGeometry& geometry, int64_t groups,
+                              InstructionSet set = instruction_set());
+// `weight` is [outputs, 3, 3, channels / groups]; `to` is aligned to 64 bytes.
+void make_winograd_filter(const ConvolutionGeometry& geometry, int64_t groups, const float* weight, float* to,
+                          InstructionSet set = instruction_set());
+
+inline constexpr float kWinogradRange = 256;
+
+enum class WinogradResult : uint8_t {
+  // The output is anything: some result is infinite or no number, or the largest pixel's magnitude
+  // is more than kWinogradRange times that of a usual tile, the median.
+  kOutOfRange,
+  kMade,
+  kFollowed,  // the follower has run on all of it, too
+};
+// Writes call.output, which does not overlap an input. REQUIRES: fits_winograd().
+WinogradResult convolve_winograd(const WinogradConvolution& call, InstructionSet set = instruction_set());
+
+}  // namespace hetero::backend
