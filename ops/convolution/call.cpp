@@ -15,6 +15,9 @@ namespace {
 
 using backend::ConvolutionGeometry;
 
+// Products of Winograd's have as many as a group has channels.
+constexpr int64_t kFewestTerms = 16;
+
 // A list of `rank` numbers, or of one that stands for all.
 bool read_list(Decoder& decoder, size_t rank, Numbers3& list) {
   const Tag tag = decoder.next();
@@ -147,6 +150,12 @@ bool transposed_geometry_of(const graph::Window& input, const graph::Window& wei
   return output.sizes()[0] == geometry.images && output.sizes()[1] == weight.sizes()[1] * settings.groups;
 }
 
+// Whether the gradient of the input is such a convolution: with so much padding that the kernel
+// meets each pixel.
+bool has_winograd_gradient(const ConvolutionGeometry& g) {
+  return backend::fits_winograd(g) && g.padding_y <= 2 * g.dilation_y && g.padding_x <= 2 * g.dilation_x;
+}
+
 // The next arguments as tensors, or none of them; the positions of those that are there.
 template <size_t kCount>
 bool read_tensors(Decoder& decoder, int (&positions)[kCount]) {
@@ -218,8 +227,6 @@ bool recognize_convolution(const graph::Invocation& invocation, bool with_norm, 
     if (by_pixels && call.settings.groups > 1 && backend::fits_tiles(geometry, *element)) {
       call.tile_sets = backend::tile_sets(geometry, call.settings.groups, *element);
     }
-    // Its products have as many terms as a group has channels.
-    constexpr int64_t kFewestTerms = 16;
     call.has_winograd = of_floats && by_pixels && input.rank == 4 && weight.sizes()[1] >= kFewestTerms &&
                         backend::fits_winograd(geometry);
     call.input_planes = !is_by_pixels(input);
@@ -291,17 +298,19 @@ bool recognize_convolution_backward(const graph::Invocation& invocation, Convolu
   call.shape.groups = call.settings.groups;
   const auto by_pixels = [&](int operand) { return operand < 0 || is_by_pixels(window_of(invocation, operand)); };
   const auto row_major = [&](int operand) { return operand < 0 || window_of(invocation, operand).contiguous; };
-  if (!row_major(call.weight) || !row_major(call.grad_weight) || !row_major(call.grad_bias)) return false;
-  if (row_major(call.input) && row_major(call.grad_output) && row_major(call.grad_input) && call.settings.groups == 1 &&
-      backend::convolution_fits(geometry)) {
+  const bool of_rows = row_major(call.weight) && row_major(call.grad_weight);
+  if (of_rows && row_major(call.input) && row_major(call.grad_output) && row_major(call.grad_input) &&
+      call.settings.groups == 1 && backend::convolution_fits(geometry)) {
     call.ours = ConvolutionImplementation::kUnfolded;
   } else if (by_pixels(call.input) && by_pixels(call.grad_output) && by_pixels(call.grad_input)) {
     call.shape.input_last = call.shape.output_last = true;
     const bool depthwise = weight.sizes()[1] == 1 && geometry.outputs == geometry.channels;
-    if (depthwise || (geometry.pointwise() && call.settings.groups == 1))
+    if (of_rows && (depthwise || (geometry.pointwise() && call.settings.groups == 1)))
       call.ours = ConvolutionImplementation::kPixels;
+    call.has_winograd = call.grad_input >= 0 && input.rank == 4 && has_winograd_gradient(geometry) &&
+                        geometry.outputs / call.settings.groups >= kFewestTerms;
   }
-  if (call.ours == ConvolutionImplementation::kStock) return false;
+  if (call.ours == ConvolutionImplementation::kStock && !call.has_winograd) return false;
   call.shape.work = ConvolutionWork::kBackward;
   call.shape.gradients =
       static_cast<uint8_t>((call.grad_input >= 0 ? kOfInput : 0) | (call.grad_weight >= 0 ? kOfWeight : 0) |

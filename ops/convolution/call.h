@@ -39,7 +39,8 @@ struct ConvolutionCall {
   ConvolutionImplementation ours = ConvolutionImplementation::kStock;
   bool has_patches = false;    // backend/cpu/convolution/patches.h
   bool has_addresses = false;  // the same, of groups as well: convolve_direct
-  bool has_winograd = false;   // backend/cpu/winograd/winograd.h
+  // backend/cpu/winograd/winograd.h; of gradients, for that of the input.
+  bool has_winograd = false;
   // Of these: what has the pixels of each channel together.
   bool input_planes = false, output_planes = false;
   int64_t tile_sets = 0;    // of groups, on tiles (backend/cpu/convolution/tile_convolution.h)

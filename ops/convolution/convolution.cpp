@@ -7,12 +7,14 @@
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/rsqrt.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <bit>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -56,6 +58,7 @@ void complete(ConvolutionCall& call) {
   call.shape.tiles = (call.has_patches || call.tile_sets > 0) && may_use_tiles(call.shape.element);
   call.has_winograd = call.has_winograd && config().winograd.load(std::memory_order_relaxed);
   call.shape.winograd = call.has_winograd;
+  if (call.has_winograd && call.ours == Implementation::kStock) call.ours = Implementation::kWinograd;
   const bool multiplies = call.ours == Implementation::kUnfolded || call.ours == Implementation::kPixels;
   if (multiplies && !has_sgemm()) call.ours = Implementation::kStock;
 }
@@ -109,6 +112,25 @@ void run_by_pixels(const ConvolutionShape& shape, const Numbers& numbers) {
   } else {
     backend::depthwise_gradients(call);
   }
+}
+
+// Writes the gradient of the input. The result has the others.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> run_backward_by_winograd(const ConvolutionCall& call,
+                                                                        const at::Tensor& grad_output,
+                                                                        const at::Tensor& input,
+                                                                        const at::Tensor& weight, float* grad_input) {
+  const bool made = gradient_by_winograd(call, grad_output, weight, grad_input);
+  const ConvolutionSettings& s = call.settings;
+  const auto wanted = [&](ConvolutionGradient gradient) { return (call.shape.gradients & gradient) != 0; };
+  if (made && !wanted(kOfWeight) && !wanted(kOfBias)) return {};
+  auto gradients = at::convolution_backward(grad_output, input, weight, at::IntArrayRef(call.shape.geometry.outputs),
+                                            s.stride, s.padding, s.dilation, false, s.output_padding, s.groups,
+                                            {!made, wanted(kOfWeight), wanted(kOfBias)});
+  if (!made) {
+    const at::Tensor& whole = std::get<0>(gradients);
+    at::from_blob(grad_input, input.sizes(), input.strides(), whole.options()).copy_(whole);
+  }
+  return gradients;
 }
 
 at::IntArrayRef sizes_of(const graph::Window& window) { return {window.dims, static_cast<size_t>(window.rank)}; }
@@ -185,7 +207,11 @@ class Sample {
         run_by_pixels(call_.shape, numbers_);
         break;
       default:
-        run_by_filter(implementation);
+        if (call_.is_backward()) {
+          run_backward_by_winograd(call_, grad_output_, input_, weight_, numbers_.gradients.input);
+        } else {
+          run_by_filter(implementation);
+        }
         break;
     }
   }
@@ -481,7 +507,7 @@ bool run_recognized(const graph::Invocation& invocation, ConvolutionCall& call) 
     return true;
   }
   if (choice.plain == Implementation::kStock) return false;
-  if (choice.plain == Implementation::kDepthwise) {
+  if (can_convolve_by_filter(choice.plain, call)) {
     KernelTensors tensors(invocation);
     const PackedWeights::Made made =
         make_filter(choice.plain, call, tensors.operand(call.weight), sizes_of(window_of(invocation, call.input)));
@@ -498,6 +524,15 @@ bool run_recognized(const graph::Invocation& invocation, ConvolutionCall& call) 
                           .grad_output = read(invocation, call.grad_output),
                           .output = output.numbers(),
                           .gradients = {grad_input.numbers(), grad_weight.numbers(), grad_bias.numbers()}};
+    if (choice.plain == Implementation::kWinograd) {
+      auto [_, of_weight, of_bias] =
+          run_backward_by_winograd(call, tensors.operand(call.grad_output), tensors.operand(call.input),
+                                   tensors.operand(call.weight), numbers.gradients.input);
+      grad_input.deliver();
+      if (call.grad_weight >= 0) grad_weight.deliver(std::move(of_weight));
+      if (call.grad_bias >= 0) grad_bias.deliver(std::move(of_bias));
+      return;
+    }
     if (choice.plain == Implementation::kPixels) {
       run_by_pixels(call.shape, numbers);
     } else {

@@ -336,12 +336,15 @@ PackedWeights::Made make_filter(Implementation implementation, const Convolution
       return {std::move(taps), filter_space(implementation, call)};
     }
     default: {
+      // Its results are looked at.
+      if (implementation == Implementation::kWinograd) {
+        return winograd_filter(call, weight.movedim(1, -1).contiguous());
+      }
       // What is outside the image is 0 times the weight in such a product, and is left out by
       // others.
       if (!is_finite(weight)) return {{}, 0};
       if (call.spreads) return filter_of_rows(implementation, call, weight);
       const at::Tensor rows = weight.movedim(1, -1).contiguous();
-      if (implementation == Implementation::kWinograd) return winograd_filter(call, rows);
       if (has_sets(implementation, call)) return filter_of_sets(call, rows);
       if (call.settings.groups > 1) return filter_of_groups(call, rows);
       backend::Matvec product = product_of(call);
@@ -429,6 +432,31 @@ at::Tensor convolve_by_filter(Implementation implementation, const ConvolutionCa
     default:
       return convolve_by_patches(implementation, call, filter, input, bias, output, follower);
   }
+}
+
+bool gradient_by_winograd(const ConvolutionCall& call, const at::Tensor& grad_output, const at::Tensor& weight,
+                          float* grad_input) {
+  const backend::ConvolutionGeometry& g = call.shape.geometry;
+  const int64_t groups = call.settings.groups;
+  backend::ConvolutionGeometry turned = g;
+  std::swap(turned.channels, turned.outputs);
+  turned.height = g.out_height();
+  turned.width = g.out_width();
+  turned.padding_y = 2 * g.dilation_y - g.padding_y;
+  turned.padding_x = 2 * g.dilation_x - g.padding_x;
+  // [channels, 3, 3, outputs of a group], the points in reverse order.
+  const at::Tensor rows = weight.reshape({groups, g.outputs / groups, g.channels / groups, 3, 3})
+                              .flip({3, 4})
+                              .permute({0, 2, 3, 4, 1})
+                              .contiguous();
+  static thread_local backend::Scratch memory;
+  auto* const filter = memory.get<float>(backend::winograd_filter_bytes(turned, groups) / 4);
+  backend::make_winograd_filter(turned, groups, rows.const_data_ptr<float>(), filter);
+  return backend::convolve_winograd({.geometry = turned,
+                                     .groups = groups,
+                                     .input = grad_output.const_data_ptr<float>(),
+                                     .filter = filter,
+                                     .output = grad_input}) == backend::WinogradResult::kMade;
 }
 
 }  // namespace hetero::ops

@@ -49,7 +49,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> meta_convolution_backward(
   const auto like = [&](bool wanted, at::IntArrayRef sizes) {
     return wanted ? at::empty(sizes, gradient.options()) : at::Tensor();
   };
-  return {like(mask[0], input.sizes()), like(mask[1], weight.sizes()), like(mask[2], *bias_sizes)};
+  const at::MemoryFormat order = input.dim() == 4 ? input.suggest_memory_format() : at::MemoryFormat::Contiguous;
+  return {mask[0] ? at::empty(input.sizes(), input.options(), order) : at::Tensor(), like(mask[1], weight.sizes()),
+          like(mask[2], *bias_sizes)};
 }
 TORCH_LIBRARY_IMPL(aten, Meta, library) {
   library.impl("convolution", TORCH_FN(meta_convolution));
@@ -304,6 +306,46 @@ TEST_F(ConvolutionTest, WinogradsComputeWhatTheCpuComputes) {
     }
     force_convolution_implementation(std::nullopt);
   }
+}
+
+TEST_F(ConvolutionTest, GradientsByWinogradsAlgorithmAreNearTheTruth) {
+  const auto runs = [] { return counters().own_kernels[static_cast<size_t>(OwnKernel::kConvolutionBackward)].load(); };
+  force_convolution_implementation(Implementation::kWinograd);
+  for (const Case& c : {
+           Case{.input = {2, 16, 9, 12}, .weight = {24, 16, 3, 3}, .padding = {1, 1}},
+           Case{.input = {1, 40, 7, 8}, .weight = {20, 40, 3, 3}, .padding = {0, 2}},
+           Case{.input = {2, 48, 8, 6}, .weight = {60, 16, 3, 3}, .padding = {1, 1}, .groups = 3},
+           Case{.input = {1, 16, 13, 14}, .weight = {20, 16, 3, 3}, .padding = {2, 4}, .dilation = {2, 3}},
+       }) {
+    SCOPED_TRACE(c10::str(c.input, " ", c.weight));
+    const at::Tensor x = numbers(c.input, 1).contiguous(at::MemoryFormat::ChannelsLast), w = numbers(c.weight, 2);
+    const at::Tensor gradient =
+        at::randn(c.forward(x, w, std::nullopt).sizes(), x.options()).contiguous(at::MemoryFormat::ChannelsLast);
+    const at::Tensor x_there = settled(on_device(x)), w_there = settled(on_device(w));
+    const auto check = [&](const at::Tensor& given, std::array<bool, 3> mask) {
+      const std::vector<at::Tensor> made = c.backward(settled(on_device(given)), x_there, w_there, mask);
+      const std::vector<at::Tensor> truth =
+          c.backward(given.to(at::kDouble), x.to(at::kDouble), w.to(at::kDouble), {true, true, true});
+      for (size_t i = 0; i < 3; ++i) {
+        EXPECT_EQ(made[i].defined(), mask[i]);
+        if (mask[i]) {
+          EXPECT_LE((made[i].cpu().to(at::kDouble) - truth[i]).abs().max().item<double>(),
+                    1e-5 * truth[i].abs().max().item<double>());
+        }
+      }
+    };
+    const int64_t before = runs();
+    check(gradient, {true, true, true});
+    check(gradient, {true, false, false});
+    check(gradient, {true, true, false});
+    EXPECT_EQ(runs() - before, backend::has_panels() ? 3 : 0);
+    check(gradient, {false, true, true});
+    EXPECT_EQ(runs() - before, backend::has_panels() ? 3 : 0);
+    at::Tensor wild = gradient.clone();
+    wild.mutable_data_ptr<float>()[7] = 1e9F;
+    check(wild, {true, true, true});
+  }
+  force_convolution_implementation(std::nullopt);
 }
 
 TEST_F(ConvolutionTest, WinogradsAreNotForcedOnWhatTheyDoNotFit) {

@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cassert>
 #include <cstdlib>
-#include <vector>
 
 #include "backend/base/parallel.h"
 #include "backend/base/rounding.h"
@@ -33,6 +32,8 @@ constexpr int64_t kLineFloats = 16;
 // Outputs of a product that one thread computes.
 constexpr int64_t kOutputsTogether = 128;
 constexpr int64_t kTilesTogether = 8;
+// Of the filter, that are worth another thread.
+constexpr int64_t kTapsPerThread = 1 << 15;
 
 const WinogradKernels& kernels_of(InstructionSet set) {
   assert(has_panels(set));
@@ -307,9 +308,6 @@ class Run {
   std::atomic<bool> finite_{true};
 };
 
-// G of the paper: of the three taps, the four numbers.
-constexpr double kTaps[4][3] = {{1, 0, 0}, {0.5, 0.5, 0.5}, {0.5, -0.5, 0.5}, {0, 0, 1}};
-
 }  // namespace
 
 bool fits_winograd(const ConvolutionGeometry& g, InstructionSet set) {
@@ -322,27 +320,29 @@ int64_t winograd_filter_bytes(const ConvolutionGeometry& g, int64_t groups, Inst
 
 void make_winograd_filter(const ConvolutionGeometry& g, int64_t groups, const float* weight, float* to,
                           InstructionSet set) {
-  const int64_t channels = g.channels / groups, outputs = g.outputs / groups;
-  const int64_t bytes = panel_weight_bytes(Element::kFloat32, outputs, channels, set);
-  std::vector<float> matrix(static_cast<size_t>(g.outputs * channels));
-  auto* packed = reinterpret_cast<std::byte*>(to);
-  for (int64_t point = 0; point < kWinogradPoints; ++point) {
-    const double* const rows = kTaps[point / 4];
-    const double* const columns = kTaps[point % 4];
-    parallel_for(0, g.outputs, divide_up(int64_t{1} << 14, channels), [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin * channels; i < end * channels; ++i) {
-        const float* const taps = weight + i / channels * 9 * channels + i % channels;
-        double sum = 0;
-        for (int tap = 0; tap < 9; ++tap) sum += rows[tap / 3] * columns[tap % 3] * double{taps[tap * channels]};
-        matrix[static_cast<size_t>(i)] = static_cast<float>(sum);
+  constexpr int64_t kTogether = 32;  // outputs: whole panels
+  const int64_t channels = g.channels / groups, outputs = g.outputs / groups, parts = divide_up(outputs, kTogether);
+  const int64_t group_bytes = panel_weight_bytes(Element::kFloat32, outputs, channels, set);
+  const int64_t grain = std::max<int64_t>(1, kTapsPerThread / (kTogether * channels * 9));
+  parallel_for(0, groups * parts, grain, [&](int64_t begin, int64_t end) {
+    static thread_local Scratch memory;
+    const int64_t plane = plane_floats(kTogether, channels), row = row_floats(channels);
+    float* const turned = memory.get<float>(kWinogradPoints * plane);
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t group = i / parts, first = i % parts * kTogether, count = std::min(kTogether, outputs - first);
+      for (int64_t n = 0; n < count; ++n) {
+        kernels_of(set).turn({.taps = weight + (group * outputs + first + n) * 9 * channels,
+                              .channels = channels,
+                              .to = turned + n * row,
+                              .plane = plane});
       }
-    });
-    for (int64_t group = 0; group < groups; ++group, packed += bytes) {
-      pack_panel_weight(
-          {.n = outputs, .k = channels, .w = matrix.data() + group * outputs * channels, .w_stride = channels}, packed,
-          set);
+      auto* packed = reinterpret_cast<std::byte*>(to) + group * group_bytes +
+                     panel_weight_bytes(Element::kFloat32, first, channels, set);
+      for (int64_t point = 0; point < kWinogradPoints; ++point, packed += groups * group_bytes) {
+        pack_panel_weight({.n = count, .k = channels, .w = turned + point * plane, .w_stride = row}, packed, set);
+      }
     }
-  }
+  });
 }
 
 WinogradResult convolve_winograd(const WinogradConvolution& call, InstructionSet set) { return Run(call, set).run(); }

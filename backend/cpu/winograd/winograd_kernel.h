@@ -41,13 +41,65 @@ struct WinogradSums {
   float* const* pixels = nullptr;  // per tile its 2 × 2
 };
 
+// The 3 × 3 taps of an output, `channels` floats apart, that become a row of 16 matrices.
+struct WinogradTaps {
+  const float* taps = nullptr;
+  int64_t channels = 0;
+  float* to = nullptr;
+  int64_t plane = 0;
+};
+
 struct WinogradKernels {
+  void (*turn)(const WinogradTaps& taps);
   void (*spread)(const WinogradTiles& tiles);
   bool (*gather)(const WinogradSums& sums);  // false: some pixel is infinite or no number
 };
 
 const WinogradKernels& winograd_avx2();
 const WinogradKernels& winograd_avx512();
+
+template <typename V>
+[[gnu::always_inline]] inline V load_some(const float* from, int count) {
+  return count == V::kWidth ? V::load(from) : V::load_first(from, count);
+}
+template <typename V>
+[[gnu::always_inline]] inline void store_some(V value, float* to, int count) {
+  if (count == V::kWidth) {
+    value.store(to);
+  } else {
+    value.store_first(to, count);
+  }
+}
+
+// G g G' of the paper, along one dimension.
+template <typename V>
+[[gnu::always_inline]] inline void turn_three(V a, V b, V c, V (&to)[4]) {
+  const V half = V::of(0.5F), ends = V::add(a, c);
+  to[0] = a;
+  to[1] = V::mul(V::add(ends, b), half);
+  to[2] = V::mul(V::sub(ends, b), half);
+  to[3] = c;
+}
+
+template <typename V>
+void turn_taps(const WinogradTaps& taps) {
+  for (int64_t first = 0; first < taps.channels; first += V::kWidth) {
+    const int count = static_cast<int>(std::min<int64_t>(V::kWidth, taps.channels - first));
+    V columns[3][4];  // column, row
+#pragma GCC unroll 3
+    for (int x = 0; x < 3; ++x) {
+      const auto load = [&](int y) { return load_some<V>(taps.taps + (3 * y + x) * taps.channels + first, count); };
+      turn_three(load(0), load(1), load(2), columns[x]);
+    }
+#pragma GCC unroll 4
+    for (int y = 0; y < 4; ++y) {
+      V made[4];
+      turn_three(columns[0][y], columns[1][y], columns[2][y], made);
+#pragma GCC unroll 4
+      for (int x = 0; x < 4; ++x) store_some(made[x], taps.to + (4 * y + x) * taps.plane + first, count);
+    }
+  }
+}
 
 // B' x B of the paper, along one dimension.
 template <typename V>
@@ -56,11 +108,6 @@ template <typename V>
   to[1] = V::add(b, c);
   to[2] = V::sub(c, b);
   to[3] = V::sub(b, d);
-}
-
-template <typename V>
-[[gnu::always_inline]] inline V load_some(const float* from, int count) {
-  return count == V::kWidth ? V::load(from) : V::load_first(from, count);
 }
 
 // The first `count` channels from `c` on, of one tile. Returns the larger of `largest` and their
@@ -135,13 +182,8 @@ template <typename V>
     sum = V::fma(left, V::zero(), sum);
     sum = V::fma(right, V::zero(), sum);
     float* const* const pixels = sums.pixels + t * kWinogradPixels + 2 * y;
-    if (count == V::kWidth) {
-      left.store(pixels[0] + n);
-      right.store(pixels[1] + n);
-    } else {
-      left.store_first(pixels[0] + n, count);
-      right.store_first(pixels[1] + n, count);
-    }
+    store_some(left, pixels[0] + n, count);
+    store_some(right, pixels[1] + n, count);
   }
   return sum;
 }
@@ -159,7 +201,7 @@ bool gather_tiles(const WinogradSums& sums) {
 
 template <typename V>
 constexpr WinogradKernels make_winograd_kernels() {
-  return {&spread_tiles<V>, &gather_tiles<V>};
+  return {&turn_taps<V>, &spread_tiles<V>, &gather_tiles<V>};
 }
 
 }  // namespace hetero::backend
