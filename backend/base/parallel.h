@@ -1,7 +1,7 @@
 // parallel_for and run_at_once: how backend/ and graph/ use several cores.
 //
-// The process has one thread pool, PyTorch's. ops/ connects it here when it is loaded. Without a
-// connection, as in the torch-free tests, everything runs on the calling thread.
+// ops/ connects a pool when it is loaded: helpers of the calling thread, or PyTorch's threads.
+// Without one, as in the torch-free tests, everything runs on the calling thread.
 //
 //   parallel_for(0, rows, 64, [&](int64_t begin, int64_t end) { scale(data, begin, end); });
 //

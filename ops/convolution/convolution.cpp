@@ -28,6 +28,7 @@
 #include "ops/kernels/own_kernel.h"
 #include "ops/kernels/packed_product.h"
 #include "ops/memory/packed_weights.h"
+#include "ops/settings/parallel.h"
 
 namespace hetero::ops {
 namespace {
@@ -123,6 +124,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> run_backward_by_winograd(const Co
   const ConvolutionSettings& s = call.settings;
   const auto wanted = [&](ConvolutionGradient gradient) { return (call.shape.gradients & gradient) != 0; };
   if (made && !wanted(kOfWeight) && !wanted(kOfBias)) return {};
+  const OpenMpScope openmp;
   auto gradients = at::convolution_backward(grad_output, input, weight, at::IntArrayRef(call.shape.geometry.outputs),
                                             s.stride, s.padding, s.dilation, false, s.output_padding, s.groups,
                                             {!made, wanted(kOfWeight), wanted(kOfBias)});
@@ -268,8 +270,16 @@ ConvolutionChoice try_keeping(const graph::Invocation& invocation, const Convolu
   const Measured measured = Sample(invocation, call, values).measure(candidates, true);
   if (measured.repeated || guesses) {
     choice.sure = choice.sure && measured.repeated;
-    const auto least = std::ranges::min_element(measured.seconds) - measured.seconds.begin();
-    choice.kept = candidates[static_cast<size_t>(least)];
+    // Others' kernels have to gain more: the threads of a program that has none need not wait for
+    // each other (begin_openmp).
+    constexpr double kOfOpenMp = 1.1;
+    const auto cost = [&](size_t i) {
+      const bool of_others = candidates[i] == Implementation::kStock || candidates[i] == Implementation::kPacked;
+      return measured.seconds[i] * (of_others ? kOfOpenMp : 1);
+    };
+    size_t least = 0;
+    for (size_t i = 1; i < candidates.size(); ++i) least = cost(i) < cost(least) ? i : least;
+    choice.kept = candidates[least];
     if (!can_convolve_by_filter(*choice.kept, call)) choice.kept = Implementation::kStock;
   }
   return choice;
@@ -403,6 +413,7 @@ void run_by_filter(Implementation by, const graph::Invocation& invocation, const
     at::Tensor made = convolve_by_filter(by, call, filter, input, bias != nullptr ? *bias : tensor(call.bias),
                                          output.tensor(), invocation.follower);
     if (!made.defined()) {  // images with values that the implementation cannot have
+      const OpenMpScope openmp;
       const ConvolutionSettings& s = call.settings;
       const auto convolve = [&](const auto& function, auto&&... norm) {
         return function(input, tensors.operand(call.weight), tensor(call.bias), s.stride, s.padding, s.dilation,
@@ -472,7 +483,7 @@ bool run_with_norm(const graph::Invocation& invocation, ConvolutionCall& call) {
   complete(call);
   PackedWeights* const filters = filters_of(invocation, call);
   if (filters == nullptr) return false;
-  Isolated isolated;
+  Isolated isolated(Isolated::Threads::kOurs);
   filters->note_use();
   // Earlier than other weights: without, it is two passes.
   constexpr int kUses = 2;
@@ -499,7 +510,7 @@ bool run_recognized(const graph::Invocation& invocation, ConvolutionCall& call) 
   complete(call);
   PackedWeights* const filters = filters_of(invocation, call);
   if (call.ours == Implementation::kStock && filters == nullptr) return false;
-  Isolated isolated;
+  Isolated isolated(Isolated::Threads::kOurs);
   if (filters != nullptr) filters->note_use();
   const ConvolutionChoice choice = chosen(invocation, call, filters, kUsesBeforePacking);
   if (const Kept kept = filter_now(invocation, call, choice, filters); kept.filter != nullptr) {

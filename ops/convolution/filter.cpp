@@ -22,6 +22,7 @@
 #include "ops/kernels/blas.h"
 #include "ops/kernels/packed_product.h"
 #include "ops/memory/offered_memory.h"
+#include "ops/settings/parallel.h"
 
 namespace hetero::ops {
 namespace {
@@ -390,6 +391,7 @@ at::Tensor convolve_by_filter(Implementation implementation, const ConvolutionCa
                               backend::Follower* follower) {
   switch (implementation) {
     case Implementation::kPacked: {
+      const OpenMpScope openmp;
       const at::Tensor images = call.shape.output_last ? with_channels_last(input) : input;
       const OfferedMemory offer(output.mutable_data_ptr(), call.shape.output_last ? output.nbytes() : 0);
       return convolve_packed(call.settings, images, filter, bias);
@@ -449,13 +451,13 @@ bool gradient_by_winograd(const ConvolutionCall& call, const at::Tensor& grad_ou
                               .flip({3, 4})
                               .permute({0, 2, 3, 4, 1})
                               .contiguous();
-  static thread_local backend::Scratch memory;
-  auto* const filter = memory.get<float>(backend::winograd_filter_bytes(turned, groups) / 4);
-  backend::make_winograd_filter(turned, groups, rows.const_data_ptr<float>(), filter);
+  const int64_t bytes = backend::winograd_filter_bytes(turned, groups);
+  const at::Tensor filter = at::empty({bytes / static_cast<int64_t>(sizeof(float))}, at::kFloat);
+  backend::make_winograd_filter(turned, groups, rows.const_data_ptr<float>(), filter.mutable_data_ptr<float>());
   return backend::convolve_winograd({.geometry = turned,
                                      .groups = groups,
                                      .input = grad_output.const_data_ptr<float>(),
-                                     .filter = filter,
+                                     .filter = filter.const_data_ptr<float>(),
                                      .output = grad_input}) == backend::WinogradResult::kMade;
 }
 

@@ -45,8 +45,8 @@ at::Tensor convolve_by_filter(ConvolutionImplementation implementation, const Co
                               const at::Tensor& filter, const at::Tensor& input, const std::optional<at::Tensor>& bias,
                               const at::Tensor& output, backend::Follower* follower = nullptr);
 
-// The gradient of the input as a convolution of the output's, by Winograd's algorithm. Returns false
-// where it has values that this cannot have; `grad_input` is anything then. REQUIRES:
+// The gradient of the input as a convolution of the output's, by Winograd's algorithm. False where
+// that has values that this cannot have; `grad_input` is anything then. REQUIRES:
 // call.has_winograd; both have their channels last.
 bool gradient_by_winograd(const ConvolutionCall& call, const at::Tensor& grad_output, const at::Tensor& weight,
                           float* grad_input);

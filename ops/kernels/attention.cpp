@@ -167,7 +167,7 @@ bool recognize(const graph::Invocation& invocation, AttentionBackward& backward)
 bool run_attention(const graph::Invocation& invocation) {
   Attention call;
   if (!last_bits_may_differ() || !recognize(invocation, call)) return false;
-  Isolated isolated;
+  Isolated isolated(Isolated::Threads::kOurs);
   call.tiles = config().tiles.load(std::memory_order_relaxed);
   run_as_operator(OwnKernel::kAttention, invocation, [&] { backend::attention_forward(call); });
   return true;
@@ -176,7 +176,7 @@ bool run_attention(const graph::Invocation& invocation) {
 bool run_attention_backward(const graph::Invocation& invocation) {
   AttentionBackward backward;
   if (!last_bits_may_differ() || !recognize(invocation, backward)) return false;
-  Isolated isolated;
+  Isolated isolated(Isolated::Threads::kOurs);
   run_as_operator(OwnKernel::kAttentionBackward, invocation, [&] { backend::attention_backward(backward); });
   return true;
 }

@@ -12,6 +12,7 @@
 
 #include "backend/base/rounding.h"
 #include "ops/kernels/kernel.h"
+#include "ops/settings/parallel.h"
 
 namespace hetero::ops {
 namespace {
@@ -65,6 +66,7 @@ bool has_sgemm() { return fortran_sgemm() != nullptr; }
 
 // Column-major BLAS sees our row-major c as its transpose, n by m.
 void sgemm(const backend::Gemm& call) {
+  const OpenMpScope openmp;
   const int rows = static_cast<int>(call.n), columns = static_cast<int>(call.m), depth = static_cast<int>(call.k);
   const int b_stride = static_cast<int>(call.ldb), a_stride = static_cast<int>(call.lda);
   const int c_stride = static_cast<int>(call.ldc);
@@ -101,6 +103,7 @@ int64_t packed_b_bytes(const at::Tensor& packed) {
 }
 
 void sgemm_packed(const backend::Gemm& call, const void* packed) {
+  const OpenMpScope openmp;
   const int n = static_cast<int>(call.n);
   packed_sgemm().compute(kRowMajor, call.a_transposed ? kTrans : kNoTrans, kPacked, static_cast<int>(call.m), n,
                          static_cast<int>(call.k), call.a, static_cast<int>(call.lda),

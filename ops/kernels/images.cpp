@@ -294,7 +294,7 @@ bool run_max_pool(const graph::Invocation& invocation) {
   backend::MaxPool call;
   if (!read_max_pool(invocation, call)) return false;
   run_as_operator(OwnKernel::kMaxPool, invocation, [&] {
-    const Isolated isolated;
+    const Isolated isolated(Isolated::Threads::kOurs);
     KernelTensors tensors(invocation);
     std::array<at::Tensor, 2> made;
     const auto result = [&](int operand) -> void* {

@@ -78,8 +78,14 @@ bool laid_out_as(const at::Tensor& result, const graph::Window& window) {
 
 }  // namespace
 
-Isolated::Isolated() : guard_(c10::DispatchKeySet(c10::DispatchKey::BackendSelect), isolated_exclusions()) {
+Isolated::Isolated(Threads threads)
+    : guard_(c10::DispatchKeySet(c10::DispatchKey::BackendSelect), isolated_exclusions()), threads_(threads) {
   follow_thread_count();
+  if (threads_ == Threads::kOpenMp) begin_openmp();
+}
+
+Isolated::~Isolated() {
+  if (threads_ == Threads::kOpenMp) end_openmp();
 }
 
 KernelTensors::KernelTensors(const graph::Invocation& invocation)

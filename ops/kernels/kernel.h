@@ -20,10 +20,15 @@ namespace hetero::ops {
 // or Python modes, whatever the flushing thread is in the middle of.
 class Isolated {
  public:
-  Isolated();
+  // What is about to run: kernels of PyTorch, whose threads are OpenMP's, or loops of ours only.
+  enum class Threads : uint8_t { kOpenMp, kOurs };
+  explicit Isolated(Threads threads = Threads::kOpenMp);
+  ~Isolated();
+  Isolated(const Isolated&) = delete;
 
  private:
   c10::impl::ForceDispatchKeyGuard guard_;
+  const Threads threads_;
 };
 
 class KernelTensors {

@@ -24,6 +24,7 @@
 #include "ops/memory/packed_weights.h"
 #include "ops/record/call.h"
 #include "ops/settings/config.h"
+#include "ops/settings/parallel.h"
 
 namespace hetero::ops {
 namespace {
@@ -512,7 +513,7 @@ bool run_product(const graph::Invocation& invocation, LinearKind kind) {
   if (!last_bits_may_vary()) return false;
   Product product;
   if (!recognize(invocation, kind, product)) return false;
-  Isolated isolated;
+  Isolated isolated(Isolated::Threads::kOurs);
   if (product.is_stock) return run_as_stock(product.call);
   PackedWeights* const weights = packed_weights(invocation, product);
   if (weights != nullptr) weights->note_use();
@@ -560,10 +561,11 @@ template void prepare_linear<LinearKind::kBmm>(const graph::Invocation& invocati
 bool run_pixel_product(const graph::Invocation& invocation, const PixelProduct& pixels) {
   if (invocation.data[pixels.output] == nullptr) return false;
   Product product = product_of(invocation, pixels);
-  Isolated isolated;
+  Isolated isolated(Isolated::Threads::kOurs);
   PackedWeights* const weights = packed_weights(invocation, product);
   if (weights != nullptr) weights->note_use();
   if (run_by(choose_now(invocation, product, weights), invocation, product)) return true;
+  const OpenMpScope openmp;
   run_as_operator(OwnKernel::kConvolution, invocation, [&] {
     KernelTensors tensors(invocation);
     at::Tensor out = pixels_of(tensors.operand(product.out));
@@ -603,7 +605,7 @@ void run_linears(const graph::Invocation* calls, size_t count) {
     return nullptr;
   };
   {
-    Isolated isolated;
+    Isolated isolated(Isolated::Threads::kOurs);
     for (size_t i = 0; i < count; ++i) {
       Product product;
       const LinearKind kind = calls[i].node->operand_count == 4 ? LinearKind::kAddmm : LinearKind::kMm;

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "backend/base/parallel.h"
+#include "ops/settings/parallel.h"
 
 namespace hetero::ops {
 namespace {
@@ -54,6 +55,8 @@ Measured measure(size_t count, backend::FunctionRef<void(size_t)> run) {
   Measured measured{.seconds = std::vector<double>(count, kNever)};
   // Of the runs that nobody interrupted.
   std::vector<std::array<double, 2>> best(count, {kNever, kNever});
+  // All on OpenMP's threads, also those that would have helpers.
+  const OpenMpScope openmp;
   for (size_t i = 0; i < count; ++i) run(i);
   const auto repeats = [&] {
     return std::all_of(best.begin(), best.end(),
@@ -63,6 +66,7 @@ Measured measure(size_t count, backend::FunctionRef<void(size_t)> run) {
   for (int round = 0; round < kMostRounds && (round < kLeastRounds || (spent < kEnough && !repeats())); ++round) {
     for (size_t i = 0; i < count; ++i) {
       other_memory.read();
+      begin_openmp();
       const int64_t switches = involuntary_switches();
       const double begin = seconds_now();
       run(i);

@@ -508,8 +508,9 @@ void CompiledProgram::cancel_capture() {
   if (!captures_here()) return;  // it is over, and another thread's may have begun
   const std::unique_ptr<Capture> capture = std::move(capture_);
   Cut cut;
+  std::vector<StorageHold> last;
   Locked lock(recorder().mutex());
-  (void)recorder().end_capture(cut);
+  (void)recorder().end_capture(cut, last);
 }
 
 void CompiledProgram::end_capture(std::vector<c10::IValue> results, const std::vector<c10::DeviceType>& devices,
@@ -519,10 +520,11 @@ void CompiledProgram::end_capture(std::vector<c10::IValue> results, const std::v
   Cut cut;
   bool alone;
   bool writes_what_was_read;
+  std::vector<StorageHold> last;
   {
     Locked lock(recorder().mutex());
     writes_what_was_read = recorder().writes_what_was_read();
-    alone = recorder().end_capture(cut);
+    alone = recorder().end_capture(cut, last);
     // The recorder may forget its windows; a program keeps its own.
     for (graph::Operand& operand : cut.slice.graph.operands) {
       const graph::Window& window = window_table()[operand.window];

@@ -296,8 +296,17 @@ std::optional<ConstantPart> Recorder::constant_part(HeteroStorage* storage) {
     return part;
   }
   write_down();
-  HeteroStorage* const storages[] = {storage};
-  select_ancestors(storages, false);
+  // Who reads a value before it is overwritten need not run: the part has memory of its own.
+  needed_.assign(holds_.size(), 0);
+  needed_[storage->buffer] = 1;
+  selected_.assign(trace_.nodes.size(), 0);
+  for (size_t i = trace_.nodes.size(); i-- > 0;) {
+    const std::span operands(trace_.operands_of(trace_.nodes[i]), trace_.nodes[i].operand_count);
+    const auto makes = [&](const graph::Operand& operand) { return operand.writes() && needed_[operand.buffer] != 0; };
+    if (std::ranges::none_of(operands, makes)) continue;
+    selected_[i] = 1;
+    for (const graph::Operand& operand : operands) needed_[operand.buffer] = 1;
+  }
   std::vector<size_t> draws;
   const auto is_stand_in = [this](const HeteroStorage* used) {
     return std::ranges::find(stand_ins_, used) != stand_ins_.end();
@@ -336,9 +345,10 @@ bool Recorder::writes_what_was_read() const {
   return std::ranges::any_of(read_in_capture_, [this](const StorageHold& hold) { return written(hold.storage()); });
 }
 
-bool Recorder::end_capture(Cut& cut) {
+bool Recorder::end_capture(Cut& cut, std::vector<StorageHold>& last) {
   captures_ = this_thread_captures = false;
   stand_ins_.clear();
+  last = std::move(read_in_capture_);
   read_in_capture_.clear();
   if (capture_spoiled_) return false;
   write_down();

@@ -142,8 +142,8 @@ class Recorder {
   // Whether the capture writes a storage of which a constant part read the bytes.
   bool writes_what_was_read() const;
   // Moves what was recorded to `cut`. Returns false if another thread recorded meanwhile; all of it
-  // then stays pending.
-  [[nodiscard]] bool end_capture(Cut& cut);
+  // then stays pending. Storages that were read go to `last`: they may have no other owner.
+  [[nodiscard]] bool end_capture(Cut& cut, std::vector<StorageHold>& last);
 
   // Keeps the meta cache, the windows and the trie within their bounds. Returns false if that needs
   // an empty trace. REQUIRES: the executor lock as well.

@@ -235,8 +235,10 @@ void run_drawn(const OpInfo& info, torch::jit::Stack* stack, RandomState random,
       at::Tensor wrapped = wrapper.wrap(tensor);
       moved += bytes_of(wrapped);
       // The program may write its result, which is made anew in each run.
-      if (captures_here() && is_hetero(wrapped)) [[unlikely]]
+      if (captures_here() && is_hetero(wrapped) && std::ranges::find(storages, storage_of(wrapped)) == storages.end())
+          [[unlikely]] {
         wrapped = wrapped.clone();
+      }
       return wrapped;
     });
   }

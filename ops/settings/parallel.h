@@ -1,5 +1,5 @@
-// Connects backend/'s parallel_for and worker threads to ATen's thread pool, so that there is one
-// pool.
+// Connects backend/'s parallel_for and worker threads to helpers of the calling thread, or while
+// OpenMP's threads keep their cores to those.
 //
 // ATen divides sums by the number of threads. So a device's worker thread must use as many as the
 // thread that flushes, or results would differ in the last bits.
@@ -13,6 +13,19 @@ void connect_thread_pool();
 void choose_thread_count();
 // On a worker thread of a device, takes over the chosen number; elsewhere does nothing.
 void follow_thread_count();
+
+// Kernels of PyTorch, oneDNN or a BLAS are about to run. Their threads are OpenMP's, and wait for
+// the next such kernel with their cores for some milliseconds. As long, loops of ours run on them,
+// too: helpers (backend/threads/helpers.h) would take the cores from them.
+void begin_openmp();
+void end_openmp();
+
+class OpenMpScope {
+ public:
+  OpenMpScope() { begin_openmp(); }
+  ~OpenMpScope() { end_openmp(); }
+  OpenMpScope(const OpenMpScope&) = delete;
+};
 
 // Sets the number of threads of the calling thread's parallel regions, whatever
 // at::set_num_threads() was told. Costs nothing if nothing changes.

@@ -1,16 +1,19 @@
-// One pool of threads: what backend/ runs in parallel runs on ATen's, with the cores and as many
+// What backend/ runs in parallel runs on helpers or ATen's threads, with the cores and as many
 // threads as the thread that asks has.
 
 #include <ATen/Parallel.h>
 #include <sched.h>
 
+#include <atomic>
 #include <chrono>
 #include <mutex>
 #include <set>
+#include <stdexcept>
 #include <thread>
 
 #include "backend/base/parallel.h"
 #include "backend/threads/core_group.h"
+#include "ops/settings/parallel.h"
 #include "tests/ops/fixture.h"
 
 namespace hetero::ops::testing {
@@ -57,6 +60,57 @@ TEST_F(Parallel, RegionsOfACoreGroupHaveItsThreadsOnItsCores) {
     EXPECT_EQ(region.cores, std::set<int>{core});
   }
   EXPECT_EQ(at::get_num_threads(), others);
+}
+
+// What a body sees of thread counts: its loops and ATen's stay on its thread.
+void expect_one_thread_in_bodies() {
+  std::atomic<int> bodies{0}, others{0};
+  backend::parallel_for(0, 64, 1, [&](int64_t begin, int64_t end) {
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+    ++bodies;
+    const auto here = std::this_thread::get_id();
+    const bool alone = backend::thread_count() == 1 && at::get_num_threads() == 1;
+    std::atomic<bool> elsewhere{false};
+    const auto look_around = [&](int64_t, int64_t) { elsewhere = elsewhere || std::this_thread::get_id() != here; };
+    backend::parallel_for(begin, end + 8, 1, look_around);
+    at::parallel_for(begin, end + 8, 1, look_around);
+    if (!alone || elsewhere) ++others;
+  });
+  EXPECT_GT(bodies, 1);
+  EXPECT_EQ(others, 0);
+}
+
+TEST_F(Parallel, BodiesHaveOneThreadWithAndWithoutHelpers) {
+  const int threads = at::get_num_threads();
+  for (const int count : {2, 3, threads}) {
+    at::set_num_threads(count);
+    // A thread that has run no kernel of PyTorch has helpers.
+    std::thread([&] {
+      for (int round = 0; round < 20; ++round) expect_one_thread_in_bodies();
+      EXPECT_EQ(backend::thread_count(), count);
+      begin_openmp();
+      end_openmp();
+      EXPECT_EQ(at::get_num_threads(), count);
+    }).join();
+  }
+  at::set_num_threads(threads);
+}
+
+TEST_F(Parallel, WhatABodyRaisesComesToTheCallerAndLeavesThreadsAsTheyWere) {
+  const int threads = at::get_num_threads();
+  at::set_num_threads(2);
+  std::thread([] {
+    for (int round = 0; round < 20; ++round) {
+      EXPECT_THROW(backend::parallel_for(0, 16, 1,
+                                         [](int64_t, int64_t end) {
+                                           if (end == 16) throw std::runtime_error("of the body");
+                                         }),
+                   std::runtime_error);
+      EXPECT_EQ(at::get_num_threads(), 2);
+      EXPECT_EQ(backend::thread_count(), 2);
+    }
+  }).join();
+  at::set_num_threads(threads);
 }
 
 }  // namespace

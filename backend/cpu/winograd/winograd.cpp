@@ -48,6 +48,11 @@ int64_t plane_floats(int64_t tiles, int64_t channels) {
   return (lines | 1) * kLineFloats;
 }
 
+int64_t tile_bytes(const ConvolutionGeometry& g) {
+  const int64_t floats = row_floats(g.channels) + row_floats(g.outputs);
+  return kWinogradPoints * floats * static_cast<int64_t>(sizeof(float));
+}
+
 // Where the tiles of an image are. With dilation d, every d-th pixel along a dimension makes an
 // image of its own. A cell has the tiles of all of them that make the same 2d × 2d pixels; without,
 // it is a tile. Lines of cells lie below each other, those of all images one behind the other.
@@ -99,9 +104,8 @@ class Run {
     zeros_ = largest_ + tiling_.tiles();
     std::fill_n(zeros_, g_.channels, 0.0F);
     const int64_t threads = thread_count(), lines = tiling_.lines, columns = tiling_.columns;
-    const int64_t tile_bytes = kWinogradPoints * (row_floats(g_.channels) + row_floats(g_.outputs)) * 4;
     const bool shares = filter_bytes_ <= kSmallFilter && tiling_.tiles() >= threads * kFewestTiles;
-    const int64_t most = std::max<int64_t>(kFewestTiles, (shares ? kBlockBytes : kMostBytes) / tile_bytes);
+    const int64_t most = std::max<int64_t>(kFewestTiles, (shares ? kBlockBytes : kMostBytes) / tile_bytes(g_));
     // Whole lines, or parts of one.
     const int64_t parts = std::min(columns, divide_up(tiling_.line_tiles(), most));
     const int64_t together = std::max<int64_t>(1, most / tiling_.line_tiles());
@@ -144,7 +148,7 @@ class Run {
   }
 
   bool is_in_range() const {
-    // The median of so many tiles that are not all zeros, about.
+    // The quartile of so many tiles that are not all zeros, about.
     constexpr int64_t kAsked = 255;
     float asked[kAsked + 1];
     const int64_t count = tiling_.tiles(), step = divide_up(count, kAsked);
@@ -153,9 +157,9 @@ class Run {
       if (largest_[i] > 0) *end++ = largest_[i];
     }
     if (end == asked) *end++ = 0;
-    float* const median = asked + (end - asked) / 2;
-    std::nth_element(asked, median, end);
-    return *std::max_element(largest_, largest_ + count) <= kWinogradRange * *median;
+    float* const quartile = asked + (end - asked) / 4;
+    std::nth_element(asked, quartile, end);
+    return *std::max_element(largest_, largest_ + count) <= kWinogradRange * *quartile;
   }
 
   void alone(const Block& block) {
@@ -259,7 +263,8 @@ class Run {
       const int64_t first = (line / tiling_.image_lines * height_ + y) * width_ + left;  // pixel
       const int64_t pitch = (elsewhere ? width : width_) * g_.outputs;
       // Pixels that nobody wants have room in front.
-      float* const spare = memory.get<float>((tiling_.cell_height * width + 1) * g_.outputs);
+      const int64_t pixels = 1 + (elsewhere ? tiling_.cell_height * width : 0);
+      float* const spare = memory.get<float>(pixels * g_.outputs);
       float* const to = elsewhere ? spare + g_.outputs : call_.output + first * g_.outputs;
       if (!gather_line(made, i * line_tiles(block), line_tiles(block), width, rows, to, pitch, spare)) finite_ = false;
       if (follower_ == nullptr) continue;
@@ -311,7 +316,13 @@ class Run {
 }  // namespace
 
 bool fits_winograd(const ConvolutionGeometry& g, InstructionSet set) {
-  return has_panels(set) && g.kernel_height == 3 && g.kernel_width == 3 && g.stride_y == 1 && g.stride_x == 1;
+  if (!has_panels(set) || g.kernel_height != 3 || g.kernel_width != 3 || g.stride_y != 1 || g.stride_x != 1) {
+    return false;
+  }
+  // Cells of a large dilation would be more than blocks should have, and reach beyond the image.
+  const Tiling tiling(g);
+  return tiling.cell == 1 || (tiling.cell * tile_bytes(g) <= kMostBytes &&
+                              tiling.tiles() * kWinogradPixels <= 2 * g.images * g.positions());
 }
 
 int64_t winograd_filter_bytes(const ConvolutionGeometry& g, int64_t groups, InstructionSet set) {

@@ -12,10 +12,11 @@
 //
 // Sums have fewer terms than a direct convolution's, and smaller errors. But an error is one of the
 // tile's largest pixel, also in results that do not meet it. So pixels that are much larger than
-// others are looked for, and infinities and NaNs, which would spread.
+// most others are looked for, and infinities and NaNs, which would spread. Where the image has
+// regions of very different magnitude, errors are small beside the larger ones.
 //
-// Each thread keeps its tiles from call to call: about half a MiB, or two lines of an image; up to
-// 4 MiB where threads share them.
+// Each thread keeps its tiles from call to call: about half a MiB, up to 4 MiB where threads share
+// them, and at least 24 tiles.
 //
 // Thread safety: any thread; calls share nothing.
 
@@ -40,7 +41,8 @@ struct WinogradConvolution {
   const Follower* follower = nullptr;  // of the output, or null
 };
 
-// Whether the kernel has 3 × 3 points, without strides, and the processor has vectors.
+// Whether the kernel has 3 × 3 points, without strides and without a large dilation, and the
+// processor has vectors.
 bool fits_winograd(const ConvolutionGeometry& geometry, InstructionSet set = instruction_set());
 
 // The bytes of a filter: 16/9 of the weight's, in whole panels.
@@ -54,7 +56,7 @@ inline constexpr float kWinogradRange = 256;
 
 enum class WinogradResult : uint8_t {
   // The output is anything: some result is infinite or no number, or the largest pixel's magnitude
-  // is more than kWinogradRange times that of a usual tile, the median.
+  // is more than kWinogradRange times that of three quarters of the tiles, but for zeros.
   kOutOfRange,
   kMade,
   kFollowed,  // the follower has run on all of it, too

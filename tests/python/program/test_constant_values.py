@@ -78,6 +78,13 @@ def of_distinct_values_that_are_written(model: Of, x: torch.Tensor) -> torch.Ten
     return distinct
 
 
+def of_value_overwritten_behind_a_reader(model: Of, x: torch.Tensor) -> torch.Tensor:
+    made = torch.zeros(3, device=x.device)
+    y = x + made
+    made.fill_(1)
+    return y * 2 if bool(made.all()) else y
+
+
 def of_values_on_the_host(model: Of, x: torch.Tensor) -> torch.Tensor:
     made = torch.linspace(0, 1, 3, device=x.device).cpu() * 2
     return x + made.to(x.device)

@@ -148,16 +148,24 @@ Geometry dilated(Geometry g, int64_t dilation_y, int64_t dilation_x) {
 TEST_CASE("Winograd's convolutions with dilation") {
   for (const int64_t threads : {1, 3}) {
     const Threads pool(threads);
+    const auto check_fitting = [](const Geometry& g) {
+      if (fits_winograd(g)) check(g);
+    };
     for (const auto& [dilation_y, dilation_x] : {std::pair(2, 2), std::pair(3, 1), std::pair(1, 4), std::pair(5, 6)}) {
       for (const int64_t padding : {0, 1, 2, 5}) {
         for (const int64_t width : {11, 13, 20}) {
-          check(dilated(points(2, 5, 3, 12, width + 2, padding), dilation_y, dilation_x));
+          check_fitting(dilated(points(2, 5, 3, 12, width + 2, padding), dilation_y, dilation_x));
         }
       }
-      check(dilated(points(1, 64, 64, 9, 300, dilation_y), dilation_y, dilation_x));
-      check(dilated(points(1, 150, 140, 14, 13, dilation_y), dilation_y, dilation_x));
+      check_fitting(dilated(points(1, 64, 64, 9, 300, dilation_y), dilation_y, dilation_x));
+      check_fitting(dilated(points(1, 150, 140, 14, 13, dilation_y), dilation_y, dilation_x));
     }
+    check(dilated(points(1, 64, 64, 28, 28, 2), 2, 2));
+    check(dilated(points(1, 64, 64, 28, 28, 4), 4, 4));
   }
+  // Cells that are too large, and that reach far beyond the image.
+  REQUIRE_FALSE(fits_winograd(dilated(points(1, 256, 256, 65, 65, 36), 36, 36)));
+  REQUIRE_FALSE(fits_winograd(dilated(points(1, 4, 4, 7, 7, 6), 6, 6)));
 }
 
 TEST_CASE("what Winograd's convolutions fit") {
