@@ -39,7 +39,7 @@ test-gpu:   ## build with CUDA against the torch that is there, the CUDA path's 
 sim-fuzz: build ## 100,000 random programs on simulated accelerators, some 20 minutes (ARGS="--seed 7", "--first 100000 --seeds 5000")
 	@build/tests/graph/hetero_sim_fuzz $(ARGS)
 
-fuzz: build ## random programs in Python under eight configurations, 1,000 each in some 15 minutes (ARGS="--programs 10000", "--only sync --first 7")
+fuzz: build ## random programs in Python under eight configurations, 1,000 each in some 15 minutes (ARGS="--programs 10000", "--only sync --first 7", "networks --count 300")
 	@.venv/bin/python -m tests.fuzz $(ARGS)
 
 calls: product ## how long each call of op_db takes against eager, some minutes (ARGS="--first" for the first calls of a process)

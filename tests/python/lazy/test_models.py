@@ -70,7 +70,7 @@ def test_resnet18_forward_is_bitwise_cpu(mode: str, unfused: None) -> None:
     forward_on_both(model, torch.randn(2, 3, 64, 64))
 
 
-def test_resnet18_in_channels_last_is_bitwise_cpu() -> None:
+def test_resnet18_in_channels_last_is_bitwise_cpu(unfused: None) -> None:
     model = models.resnet18().eval().to(memory_format=torch.channels_last)
     forward_on_both(model, torch.randn(2, 3, 64, 64).to(memory_format=torch.channels_last))
 
