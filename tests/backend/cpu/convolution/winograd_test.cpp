@@ -92,7 +92,7 @@ void check(const Geometry& g, int64_t groups = 1) {
       REQUIRE(operands.run(output.data(), nullptr, biased) == WinogradResult::kMade);
       // The largest error, of some rows where there are many.
       double error = 0;
-      const int64_t step = 1 + rows * g.outputs * g.channels / groups / (int64_t{1} << 20);
+      const int64_t step = 1 + rows * g.outputs * g.channels / groups / (int64_t{1} << 17);
       for (int64_t row = 0; row < rows; row += step) {
         for (int64_t n = 0; n < g.outputs; ++n) {
           const double found = output[static_cast<size_t>(row * g.outputs + n)];
@@ -133,7 +133,7 @@ TEST_CASE("Winograd's convolutions of many tiles, wide images and large filters"
     check(points(2, 32, 32, 41, 40, 1));
     check(points(1, 64, 64, 5, 300, 1));    // a line of tiles in parts
     check(points(1, 150, 140, 14, 13, 1));  // all threads share each product
-    check(points(1, 512, 300, 3, 301, 1));  // in parts
+    check(points(1, 144, 144, 2, 470, 1));  // in parts
     check(points(1, 96, 192, 30, 30, 1), 6);
     check(points(1, 512, 512, 6, 6, 1), 2);
   }
@@ -157,7 +157,7 @@ TEST_CASE("Winograd's convolutions with dilation") {
           check_fitting(dilated(points(2, 5, 3, 12, width + 2, padding), dilation_y, dilation_x));
         }
       }
-      check_fitting(dilated(points(1, 64, 64, 9, 300, dilation_y), dilation_y, dilation_x));
+      check_fitting(dilated(points(1, 16, 16, 9, 300, dilation_y), dilation_y, dilation_x));
       check_fitting(dilated(points(1, 150, 140, 14, 13, dilation_y), dilation_y, dilation_x));
     }
     check(dilated(points(1, 64, 64, 28, 28, 2), 2, 2));
