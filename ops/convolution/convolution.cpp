@@ -115,19 +115,26 @@ void run_by_pixels(const ConvolutionShape& shape, const Numbers& numbers) {
   }
 }
 
-// Writes the gradient of the input. The result has the others.
-std::tuple<at::Tensor, at::Tensor, at::Tensor> run_backward_by_winograd(const ConvolutionCall& call,
-                                                                        const at::Tensor& grad_output,
-                                                                        const at::Tensor& input,
-                                                                        const at::Tensor& weight, float* grad_input) {
-  const bool made = gradient_by_winograd(call, grad_output, weight, grad_input);
+using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+
+bool wants(const ConvolutionCall& call, ConvolutionGradient gradient) { return (call.shape.gradients & gradient) != 0; }
+
+// Those of the weight and the bias as the call wants them.
+Gradients stock_gradients(const ConvolutionCall& call, const at::Tensor& grad_output, const at::Tensor& input,
+                          const at::Tensor& weight, bool of_input) {
   const ConvolutionSettings& s = call.settings;
-  const auto wanted = [&](ConvolutionGradient gradient) { return (call.shape.gradients & gradient) != 0; };
-  if (made && !wanted(kOfWeight) && !wanted(kOfBias)) return {};
+  return at::convolution_backward(grad_output, input, weight, at::IntArrayRef(call.shape.geometry.outputs), s.stride,
+                                  s.padding, s.dilation, false, s.output_padding, s.groups,
+                                  {of_input, wants(call, kOfWeight), wants(call, kOfBias)});
+}
+
+// Writes the gradient of the input. The result has the others.
+Gradients run_backward_by_winograd(const ConvolutionCall& call, const at::Tensor& grad_output, const at::Tensor& input,
+                                   const at::Tensor& weight, float* grad_input) {
+  const bool made = gradient_by_winograd(call, grad_output, weight, grad_input);
+  if (made && !wants(call, kOfWeight) && !wants(call, kOfBias)) return {};
   const OpenMpScope openmp;
-  auto gradients = at::convolution_backward(grad_output, input, weight, at::IntArrayRef(call.shape.geometry.outputs),
-                                            s.stride, s.padding, s.dilation, false, s.output_padding, s.groups,
-                                            {!made, wanted(kOfWeight), wanted(kOfBias)});
+  Gradients gradients = stock_gradients(call, grad_output, input, weight, !made);
   if (!made) {
     const at::Tensor& whole = std::get<0>(gradients);
     at::from_blob(grad_input, input.sizes(), input.strides(), whole.options()).copy_(whole);
@@ -236,10 +243,7 @@ class Sample {
                                         settings_.transposed, settings_.output_padding, settings_.groups));
       return;
     }
-    const auto wanted = [&](ConvolutionGradient gradient) { return (call_.shape.gradients & gradient) != 0; };
-    at::convolution_backward(grad_output_, input_, weight_, at::IntArrayRef(call_.shape.geometry.outputs),
-                             settings_.stride, settings_.padding, settings_.dilation, false, settings_.output_padding,
-                             settings_.groups, {wanted(kOfInput), wanted(kOfWeight), wanted(kOfBias)});
+    stock_gradients(call_, grad_output_, input_, weight_, wants(call_, kOfInput));
   }
 
   ConvolutionCall call_;

@@ -12,8 +12,9 @@
 // All pad with nothing but zeros. The product over all images takes one or two dimensions of
 // row-major tensors, without groups, in float32. Gradients by pixels are those of depthwise and
 // pointwise convolutions with their channels last, in float32. The depthwise loops and products of
-// patches take forward ones with their channels last, in 16 bits as well; oneDNN's kernel one to
-// three dimensions, with groups, in either layout, and one or two transposed, in 16 bits as well.
+// patches take forward ones with their channels last, in 16 bits as well; Winograd's those of 3 × 3
+// points in float32, and gradients of their inputs; oneDNN's kernel one to three dimensions, with
+// groups, in either layout, and one or two transposed, in 16 bits as well.
 // The stock kernel runs all others, and every convolution with fusion off or config().verify, which
 // compares bits. Results differ from eager's in the last bits: sums are kept in float32 and added
 // in another order.

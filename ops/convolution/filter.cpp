@@ -252,12 +252,12 @@ PackedWeights::Made filter_of_groups(const ConvolutionCall& call, const at::Tens
   return {at::cat(made), filter_space(Implementation::kDirect, call)};
 }
 
-// The weight [outputs, kernel, channels of a group].
-PackedWeights::Made winograd_filter(const ConvolutionCall& call, const at::Tensor& rows) {
-  const int64_t bytes = filter_space(Implementation::kWinograd, call);
+// `rows` is the weight [outputs, kernel, channels of a group].
+PackedWeights::Made winograd_filter(const backend::ConvolutionGeometry& geometry, int64_t groups,
+                                    const at::Tensor& rows) {
+  const int64_t bytes = backend::winograd_filter_bytes(geometry, groups);
   at::Tensor made = at::empty({bytes / static_cast<int64_t>(sizeof(float))}, at::kFloat);
-  backend::make_winograd_filter(call.shape.geometry, call.settings.groups, rows.const_data_ptr<float>(),
-                                made.mutable_data_ptr<float>());
+  backend::make_winograd_filter(geometry, groups, rows.const_data_ptr<float>(), made.mutable_data_ptr<float>());
   return {std::move(made), bytes};
 }
 
@@ -336,11 +336,9 @@ PackedWeights::Made make_filter(Implementation implementation, const Convolution
                               taps.mutable_data_ptr<float>());
       return {std::move(taps), filter_space(implementation, call)};
     }
+    case Implementation::kWinograd:  // any values: its results are looked at
+      return winograd_filter(call.shape.geometry, call.settings.groups, weight.movedim(1, -1).contiguous());
     default: {
-      // Its results are looked at.
-      if (implementation == Implementation::kWinograd) {
-        return winograd_filter(call, weight.movedim(1, -1).contiguous());
-      }
       // What is outside the image is 0 times the weight in such a product, and is left out by
       // others.
       if (!is_finite(weight)) return {{}, 0};
@@ -451,9 +449,7 @@ bool gradient_by_winograd(const ConvolutionCall& call, const at::Tensor& grad_ou
                               .flip({3, 4})
                               .permute({0, 2, 3, 4, 1})
                               .contiguous();
-  const int64_t bytes = backend::winograd_filter_bytes(turned, groups);
-  const at::Tensor filter = at::empty({bytes / static_cast<int64_t>(sizeof(float))}, at::kFloat);
-  backend::make_winograd_filter(turned, groups, rows.const_data_ptr<float>(), filter.mutable_data_ptr<float>());
+  const at::Tensor filter = winograd_filter(turned, groups, rows).packed;
   return backend::convolve_winograd({.geometry = turned,
                                      .groups = groups,
                                      .input = grad_output.const_data_ptr<float>(),

@@ -190,7 +190,8 @@ class Run {
   // Tiles [begin, end) of the block.
   void spread(const Block& block, const Matrices& made, int64_t begin, int64_t end) const {
     const float* pixels[kTilesTogether * kWinogradPoints];
-    float largest[kTilesTogether];
+    // As many places as the block has tiles; where among its lines is all the same.
+    float* const largest = largest_ + block.line * tiling_.line_tiles() + block.lines() * block.left * tiling_.cell;
     for (int64_t first = begin; first < end; first += kTilesTogether) {
       const int64_t count = std::min(kTilesTogether, end - first);
       for (int64_t i = 0; i < count; ++i) find_pixels(block, first + i, pixels + i * kWinogradPoints);
@@ -200,16 +201,8 @@ class Run {
                        .to = made.spread + first * row_floats(g_.channels),
                        .row = row_floats(g_.channels),
                        .plane = made.spread_plane,
-                       .largest = largest,
+                       .largest = largest + first,
                        .inner_only = g_.padding_y == g_.dilation_y && g_.padding_x == g_.dilation_x});
-      put_largest(block, first, count, largest);
-    }
-  }
-
-  void put_largest(const Block& block, int64_t first, int64_t count, const float* largest) const {
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t line = block.line + (first + i) / line_tiles(block);
-      largest_[line * tiling_.line_tiles() + block.left * tiling_.cell + (first + i) % line_tiles(block)] = largest[i];
     }
   }
 
