@@ -176,9 +176,19 @@ bool has_sets(Implementation implementation, const ConvolutionCall& call) {
   return implementation == Implementation::kTiles && call.tile_sets > 0;
 }
 
-at::Tensor convolve_by_patches(Implementation implementation, const ConvolutionCall& call, const at::Tensor& filter,
-                               const at::Tensor& input, const std::optional<at::Tensor>& bias, const at::Tensor& output,
-                               backend::Follower* follower) {
+// Where results go.
+struct Destination {
+  void* result;
+  backend::Limits limits;  // not by tiles
+  backend::Follower* follower;
+};
+struct Made {
+  bool reachable;  // false: the implementation cannot have these values
+  bool followed;
+};
+
+Made convolve_by_patches(Implementation implementation, const ConvolutionCall& call, const at::Tensor& filter,
+                         const at::Tensor& input, const std::optional<at::Tensor>& bias, const Destination& to) {
   if (implementation == Implementation::kTiles && !call.spreads &&
       backend::fits_tiles(call.shape.geometry, call.shape.element)) {
     const bool reachable = backend::convolve_tiles({.geometry = call.shape.geometry,
@@ -187,14 +197,15 @@ at::Tensor convolve_by_patches(Implementation implementation, const ConvolutionC
                                                     .groups = call.settings.groups,
                                                     .packed = filter.const_data_ptr(),
                                                     .bias = bias ? bias->const_data_ptr() : nullptr,
-                                                    .output = output.mutable_data_ptr(),
-                                                    .follower = follower});
-    return reachable ? output : at::Tensor();
+                                                    .output = to.result,
+                                                    .follower = to.follower});
+    return {reachable, reachable && to.follower != nullptr && to.follower->finished()};
   }
   backend::Matvec product = product_of(call);
   product.packed = filter.const_data_ptr();
   product.bias = bias ? bias->const_data_ptr() : nullptr;
-  product.y = output.mutable_data_ptr();
+  product.y = to.result;
+  product.limits = to.limits;
   std::atomic<bool> reachable{true};
   const auto give_up = [&](const backend::Gemm&) { reachable = false; };
   const auto multiply = [&](const backend::Matvec& part) {
@@ -216,13 +227,54 @@ at::Tensor convolve_by_patches(Implementation implementation, const ConvolutionC
                                        .width = product.m,
                                        .kernel_height = geometry.kernel_height,
                                        .row_bytes = filter.numel() / geometry.kernel_height},
-                                      input.const_data_ptr(), product, multiply, follower);
+                                      input.const_data_ptr(), product, multiply, to.follower);
   } else {
-    followed = backend::convolve_patches(geometry, input.const_data_ptr(), product, multiply, follower);
+    followed = backend::convolve_patches(geometry, input.const_data_ptr(), product, multiply, to.follower);
   }
-  if (!reachable) return at::Tensor();
-  if (followed) follower->finish();
-  return output;
+  return {reachable, followed};
+}
+
+// By our own kernels.
+Made convolve_to(const Destination& to, Implementation implementation, const ConvolutionCall& call,
+                 const at::Tensor& filter, const at::Tensor& input, const std::optional<at::Tensor>& bias) {
+  switch (implementation) {
+    case Implementation::kDepthwise:
+      backend::depthwise({.geometry = call.shape.geometry,
+                          .element = call.shape.element,
+                          .input = input.const_data_ptr(),
+                          .taps = filter.const_data_ptr<float>(),
+                          .bias = bias ? bias->const_data_ptr() : nullptr,
+                          .output = to.result,
+                          .limits = to.limits,
+                          .follower = to.follower});
+      return {true, to.follower != nullptr && to.follower->finished()};
+    case Implementation::kDirect:
+      return {true, backend::convolve_direct({.geometry = call.shape.geometry,
+                                              .groups = call.settings.groups,
+                                              .element = call.shape.element,
+                                              .input = input.const_data_ptr(),
+                                              .input_planes = call.input_planes,
+                                              .output_planes = call.output_planes,
+                                              .packed = filter.const_data_ptr(),
+                                              .bias = bias ? bias->const_data_ptr() : nullptr,
+                                              .output = to.result,
+                                              .limits = to.limits},
+                                             to.follower)};
+    case Implementation::kWinograd: {
+      const backend::WinogradResult result =
+          backend::convolve_winograd({.geometry = call.shape.geometry,
+                                      .groups = call.settings.groups,
+                                      .input = input.const_data_ptr<float>(),
+                                      .filter = filter.const_data_ptr<float>(),
+                                      .bias = bias ? bias->const_data_ptr<float>() : nullptr,
+                                      .output = static_cast<float*>(to.result),
+                                      .limits = to.limits,
+                                      .follower = to.follower});
+      return {result != backend::WinogradResult::kOutOfRange, result == backend::WinogradResult::kFollowed};
+    }
+    default:
+      return convolve_by_patches(implementation, call, filter, input, bias, to);
+  }
 }
 
 // The weight [channels, outputs, (kernel_height,) kernel_width] as products by its rows need it.
@@ -387,51 +439,20 @@ PackedKey filter_key(Implementation implementation, const ConvolutionCall& call,
 at::Tensor convolve_by_filter(Implementation implementation, const ConvolutionCall& call, const at::Tensor& filter,
                               const at::Tensor& input, const std::optional<at::Tensor>& bias, const at::Tensor& output,
                               backend::Follower* follower) {
-  switch (implementation) {
-    case Implementation::kPacked: {
-      const OpenMpScope openmp;
-      const at::Tensor images = call.shape.output_last ? with_channels_last(input) : input;
-      const OfferedMemory offer(output.mutable_data_ptr(), call.shape.output_last ? output.nbytes() : 0);
-      return convolve_packed(call.settings, images, filter, bias);
-    }
-    case Implementation::kDepthwise:
-      backend::depthwise({.geometry = call.shape.geometry,
-                          .element = call.shape.element,
-                          .input = input.const_data_ptr(),
-                          .taps = filter.const_data_ptr<float>(),
-                          .bias = bias ? bias->const_data_ptr() : nullptr,
-                          .output = output.mutable_data_ptr(),
-                          .follower = follower});
-      return output;
-    case Implementation::kDirect: {
-      const bool followed = backend::convolve_direct({.geometry = call.shape.geometry,
-                                                      .groups = call.settings.groups,
-                                                      .element = call.shape.element,
-                                                      .input = input.const_data_ptr(),
-                                                      .input_planes = call.input_planes,
-                                                      .output_planes = call.output_planes,
-                                                      .packed = filter.const_data_ptr(),
-                                                      .bias = bias ? bias->const_data_ptr() : nullptr,
-                                                      .output = output.mutable_data_ptr()},
-                                                     follower);
-      if (followed) follower->finish();
-      return output;
-    }
-    case Implementation::kWinograd: {
-      const backend::WinogradResult result =
-          backend::convolve_winograd({.geometry = call.shape.geometry,
-                                      .groups = call.settings.groups,
-                                      .input = input.const_data_ptr<float>(),
-                                      .filter = filter.const_data_ptr<float>(),
-                                      .bias = bias ? bias->const_data_ptr<float>() : nullptr,
-                                      .output = output.mutable_data_ptr<float>(),
-                                      .follower = follower});
-      if (result == backend::WinogradResult::kFollowed) follower->finish();
-      return result == backend::WinogradResult::kOutOfRange ? at::Tensor() : output;
-    }
-    default:
-      return convolve_by_patches(implementation, call, filter, input, bias, output, follower);
+  if (implementation == Implementation::kPacked) {
+    const OpenMpScope openmp;
+    const at::Tensor images = call.shape.output_last ? with_channels_last(input) : input;
+    const OfferedMemory offer(output.mutable_data_ptr(), call.shape.output_last ? output.nbytes() : 0);
+    return convolve_packed(call.settings, images, filter, bias);
   }
+  Destination to{.result = output.mutable_data_ptr(), .limits = {}, .follower = follower};
+  const bool can_limit = follower != nullptr && implementation != Implementation::kTiles;
+  const std::optional<backend::Follower::Ending> ending = can_limit ? follower->ending() : std::nullopt;
+  if (ending) to = {.result = ending->result, .limits = ending->limits, .follower = nullptr};
+  const Made made = convolve_to(to, implementation, call, filter, input, bias);
+  if (!made.reachable) return at::Tensor();
+  if (ending || made.followed) follower->finish();
+  return output;
 }
 
 bool gradient_by_winograd(const ConvolutionCall& call, const at::Tensor& grad_output, const at::Tensor& weight,

@@ -456,6 +456,13 @@ void multiply(Implementation implementation, const graph::Invocation& invocation
   const bool tiles = implementation == Implementation::kTiles || implementation == Implementation::kPackedTiles;
   const auto run = [&](const Matvec& call) { tiles ? backend::tile_gemm(call, &sgemm) : backend::panel_gemm(call); };
   backend::Follower* const follower = product.call.packed != nullptr ? invocation.follower : nullptr;
+  if (const auto ending = follower != nullptr && !tiles ? follower->ending() : std::nullopt) {
+    Matvec call = product.call;
+    call.y = ending->result;
+    call.limits = ending->limits;
+    run(call);
+    return follower->finish();
+  }
   if (follower != nullptr && backend::multiply_followed(product.call, run, *follower)) return follower->finish();
   run(product.call);
 }

@@ -52,7 +52,8 @@ void compute_row(const Depthwise& call, const DepthwiseKernels::Rows& kernels, i
                      .rows = static_cast<int>(rows.last - rows.first),
                      .bias = call.bias,
                      .output = nullptr,
-                     .channels = g.channels};
+                     .channels = g.channels,
+                     .limits = call.limits.any()};
   for (int64_t x = first; x < last; x += together) {
     block.left = x * g.stride_x - g.padding_x;
     block.output = to + (x - first) * g.channels * element_bytes(call.element);
@@ -79,7 +80,8 @@ void compute(const Depthwise& call, const DepthwiseKernels& kernels, int64_t ima
                        .bias = call.bias,
                        .output = nullptr,
                        .output_step = g.channels,
-                       .channels = g.channels};
+                       .channels = g.channels,
+                       .limits = call.limits.any()};
   const int64_t pixel = g.channels * element_bytes(call.element);
   const auto* const plane = static_cast<const std::byte*>(call.input) + image * g.pixels() * pixel;
   for (int64_t x = first; x < last;) {

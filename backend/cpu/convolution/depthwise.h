@@ -16,6 +16,7 @@
 #include "backend/cpu/fused/follower.h"
 #include "backend/cpu/kernels/matvec.h"
 #include "backend/cpu/vector/instruction_set.h"
+#include "backend/cpu/vector/limits.h"
 
 namespace hetero::backend {
 
@@ -27,6 +28,7 @@ struct Depthwise {
   const float* taps = nullptr;          // [kernel_height, kernel_width, channels]
   const void* bias = nullptr;           // [channels], or null
   void* output = nullptr;               // [images, out_height, out_width, channels]
+  Limits limits = {};                   // of the output
   Follower* follower = nullptr;         // of the output, or null; it is finished
 };
 

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "backend/cpu/vector/instruction_set.h"
+#include "backend/cpu/vector/limits.h"
 #include "backend/cpu/vector/times.h"
 
 namespace hetero::backend {
@@ -34,6 +35,7 @@ struct DepthwiseBlock {
   void* output;
   int64_t output_step;  // from output to output
   int64_t channels;
+  const Limits* limits;  // of the outputs, or null
 };
 
 // Neighbouring outputs of a row, by kernels of few columns that are not dilated: each pixel is
@@ -48,7 +50,8 @@ struct DepthwiseRow {
   int rows;           // of taps that meet the image
   const void* bias;   // or null
   void* output;
-  int64_t channels;  // a whole vector of them at least
+  int64_t channels;      // a whole vector of them at least
+  const Limits* limits;  // of the outputs, or null
 };
 
 // What taps of one row of the kernel have met at outputs that are neighbours in a row, times these
@@ -131,6 +134,14 @@ inline __attribute__((always_inline)) void depthwise_vectors(const DepthwiseBloc
       }
     }
   }
+  if (block.limits != nullptr) {
+    const Limits limits = *block.limits;
+#pragma GCC unroll 8
+    for (int i = 0; i < kOutputs; ++i) {
+#pragma GCC unroll 4
+      for (int v = 0; v < 2 * kPairs; ++v) sums[i][v] = limits(sums[i][v]);
+    }
+  }
 #pragma GCC unroll 8
   for (int i = 0; i < kOutputs; ++i) {
     Stored* const to = static_cast<Stored*>(block.output) + i * block.output_step + channel;
@@ -195,6 +206,10 @@ inline __attribute__((always_inline)) void depthwise_row_vector(const DepthwiseR
       at += channels;
       asm("" : "+r"(at));  // otherwise all of them are computed ahead, and spilled
     });
+  }
+  if (call.limits != nullptr) {
+    const Limits limits = *call.limits;
+    times<kOutputs>([&](auto i) __attribute__((always_inline)) { sums[i] = limits(sums[i]); });
   }
   Stored* const output = static_cast<Stored*>(call.output) + channel;
   times<kOutputs>([&](auto i) __attribute__((always_inline)) { E::narrow_one(sums[i], output + i * channels); });

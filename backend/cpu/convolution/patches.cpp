@@ -97,8 +97,12 @@ struct Corner {
   }
   int64_t top() const { return y * g.stride_y - g.padding_y; }
   int64_t left() const { return x * g.stride_x - g.padding_x; }
-  void next() {
-    if (++x < out_width) return;
+  void next() { skip(1); }
+  // Positions of the same row, this one included.
+  int64_t left_in_row() const { return out_width - x; }
+  // REQUIRES: count <= left_in_row().
+  void skip(int64_t count) {
+    if ((x += count) < out_width) return;
     x = 0;
     if (++y < out_height) return;
     y = 0;
@@ -115,18 +119,31 @@ struct Corner {
 void find_pixels(const ConvolutionGeometry& g, int64_t pixel_bytes, const std::byte* input, const void* zeros,
                  int64_t first, int64_t count, int64_t stride, const void** to) {
   Corner corner(g, first);
-  for (int64_t r = 0; r < count; ++r, corner.next()) {
-    const int64_t image = corner.image, top = corner.top(), left = corner.left();
-    const void** at = to + r;
+  const int64_t step = g.stride_x * pixel_bytes;
+  while (count > 0) {
+    const int64_t run = std::min(count, corner.left_in_row()), top = corner.top(), left = corner.left();
+    const void** at = to;
     for (int64_t ky = 0; ky < g.kernel_height; ++ky) {
       const int64_t y = top + ky * g.dilation_y;
       const bool is_row = y >= 0 && y < g.height;
-      const std::byte* const line = input + (image * g.height + (is_row ? y : 0)) * g.width * pixel_bytes;
+      const std::byte* const line = input + (corner.image * g.height + (is_row ? y : 0)) * g.width * pixel_bytes;
       for (int64_t kx = 0; kx < g.kernel_width; ++kx, at += stride) {
+        // Positions [begin, end) of the run meet a pixel.
         const int64_t x = left + kx * g.dilation_x;
-        *at = is_row && x >= 0 && x < g.width ? line + x * pixel_bytes : zeros;
+        int64_t begin = run, end = run;
+        if (is_row && x < g.width) {
+          begin = std::min(x < 0 ? divide_up(-x, g.stride_x) : 0, run);
+          end = std::clamp((g.width - 1 - x) / g.stride_x + 1, begin, run);
+        }
+        std::fill(at, at + begin, zeros);
+        const std::byte* pixel = line + (x + begin * g.stride_x) * pixel_bytes;
+        for (int64_t i = begin; i < end; ++i, pixel += step) at[i] = pixel;
+        std::fill(at + end, at + run, zeros);
       }
     }
+    corner.skip(run);
+    to += run;
+    count -= run;
   }
 }
 
@@ -251,12 +268,19 @@ const std::byte* copy_images(const DirectConvolution& call, const Copied& copy, 
 void find_lines(const ConvolutionGeometry& g, int64_t pixel_bytes, const std::byte* images, int64_t first,
                 int64_t count, int64_t stride, const void** to) {
   const Copied copy(g, true);
-  const int64_t line_bytes = copy.width * pixel_bytes;
+  const int64_t line_bytes = copy.width * pixel_bytes, step = g.stride_x * pixel_bytes;
   Corner corner(g, first);
-  for (int64_t r = 0; r < count; ++r, corner.next()) {
-    const std::byte* line = images + (corner.image * copy.height + corner.y * g.stride_y) * line_bytes +
-                            corner.x * g.stride_x * pixel_bytes;
-    for (int64_t ky = 0; ky < g.kernel_height; ++ky, line += g.dilation_y * line_bytes) to[ky * stride + r] = line;
+  while (count > 0) {
+    const int64_t run = std::min(count, corner.left_in_row());
+    const std::byte* line =
+        images + (corner.image * copy.height + corner.y * g.stride_y) * line_bytes + corner.x * step;
+    for (int64_t ky = 0; ky < g.kernel_height; ++ky, line += g.dilation_y * line_bytes) {
+      const void** const at = to + ky * stride;
+      for (int64_t i = 0; i < run; ++i) at[i] = line + i * step;
+    }
+    corner.skip(run);
+    to += run;
+    count -= run;
   }
 }
 
@@ -376,7 +400,8 @@ class DirectRun {
           .packed = static_cast<const std::byte*>(call_.packed) + i * packed_bytes,
           .bias = call_.bias == nullptr ? nullptr : element_at(call_.bias, i * outputs, call_.element),
           .y = static_cast<std::byte*>(to) + i * outputs * item_,
-          .y_stride = g_.outputs};
+          .y_stride = g_.outputs,
+          .limits = call_.limits};
     }
     panel_gemm(calls, set_);
   }

@@ -24,6 +24,7 @@
 #include "backend/cpu/convolution/geometry.h"
 #include "backend/cpu/fused/follower.h"
 #include "backend/cpu/kernels/matvec.h"
+#include "backend/cpu/vector/limits.h"
 
 namespace hetero::backend {
 
@@ -52,6 +53,7 @@ struct DirectConvolution {
   const void* packed = nullptr;
   const void* bias = nullptr;  // [outputs], or null
   void* output = nullptr;      // [images, out_height, out_width, outputs]
+  Limits limits = {};          // of the output
 };
 // Whether there are panels, for pieces of so many channels; and an image that has to be copied is
 // small enough: 64 MiB in floats, of planes with many channels 4 MiB.

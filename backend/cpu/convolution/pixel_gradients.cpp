@@ -106,7 +106,8 @@ void input_row(const PixelGradients& call, const DepthwiseKernels& kernels, cons
                          .bias = nullptr,
                          .output = nullptr,
                          .output_step = g.stride_x * channels,
-                         .channels = channels};
+                         .channels = channels,
+                         .limits = nullptr};
     // Pixels [inner, outer) meet outputs with all taps.
     const int64_t inner = std::clamp<int64_t>((across.taps - 1) * across.output_step - across.output, 0, count);
     const int64_t outer = std::clamp<int64_t>(out_width - across.output, inner, count);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 namespace hetero::backend {
 namespace {
@@ -78,6 +79,16 @@ inline void copy_steps(const float* __restrict from, int64_t step, int64_t count
   }
 }
 
+// Calls body(lane, number of lanes), four lanes at a time and then what is left.
+template <typename Body>
+void by_lanes(int64_t lanes, Body&& body) {
+  int64_t lane = 0;
+  for (; lane + 4 <= lanes; lane += 4) body(lane, std::integral_constant<int64_t, 4>());
+  if (lanes - lane == 3) body(lane, std::integral_constant<int64_t, 3>());
+  if (lanes - lane == 2) body(lane, std::integral_constant<int64_t, 2>());
+  if (lanes - lane == 1) body(lane, std::integral_constant<int64_t, 1>());
+}
+
 }  // namespace
 
 void unfold(const ConvolutionGeometry& geometry, const float* plane, int64_t lanes, float* rows, int64_t row_stride) {
@@ -138,46 +149,26 @@ void fold(const ConvolutionGeometry& geometry, float* rows, int64_t row_stride, 
   });
 }
 
-// Four lanes at a time, so that every access is a vector, or a part of one that the next accesses
+// Some lanes at a time, so that every access is a vector, or a part of one that the next accesses
 // use up.
 void interleave(const float* planar, int64_t stride, int64_t lanes, int64_t count, float* interleaved) {
-  int64_t lane = 0;
-  for (; lane + 4 <= lanes; lane += 4) {
-    const float* __restrict const a = planar + lane * stride;
-    const float* __restrict const b = a + stride;
-    const float* __restrict const c = b + stride;
-    const float* __restrict const d = c + stride;
+  by_lanes(lanes, [&](int64_t lane, auto some) {
+    const float* const from = planar + lane * stride;
     float* __restrict to = interleaved + lane;
     for (int64_t i = 0; i < count; ++i, to += lanes) {
-      to[0] = a[i];
-      to[1] = b[i];
-      to[2] = c[i];
-      to[3] = d[i];
+      for (int64_t k = 0; k < some; ++k) to[k] = from[k * stride + i];
     }
-  }
-  for (; lane < lanes; ++lane) {
-    for (int64_t i = 0; i < count; ++i) interleaved[i * lanes + lane] = planar[lane * stride + i];
-  }
+  });
 }
 
 void deinterleave(const float* interleaved, int64_t lanes, int64_t count, float* planar, int64_t stride) {
-  int64_t lane = 0;
-  for (; lane + 4 <= lanes; lane += 4) {
-    float* __restrict const a = planar + lane * stride;
-    float* __restrict const b = a + stride;
-    float* __restrict const c = b + stride;
-    float* __restrict const d = c + stride;
+  by_lanes(lanes, [&](int64_t lane, auto some) {
     const float* __restrict from = interleaved + lane;
+    float* const to = planar + lane * stride;
     for (int64_t i = 0; i < count; ++i, from += lanes) {
-      a[i] = from[0];
-      b[i] = from[1];
-      c[i] = from[2];
-      d[i] = from[3];
+      for (int64_t k = 0; k < some; ++k) to[k * stride + i] = from[k];
     }
-  }
-  for (; lane < lanes; ++lane) {
-    for (int64_t i = 0; i < count; ++i) planar[lane * stride + i] = interleaved[i * lanes + lane];
-  }
+  });
 }
 
 }  // namespace hetero::backend

@@ -339,8 +339,13 @@ class LoopGenerator final : VectorAssembler {
     minimum(power, real_in(half, kExpHighest), power);
     maximum(power, real_in(half, kExpLowest), power);
     multiply(to, power, real_operand(kExpScale));
-    vcvtps2dq(whole, to);
-    vcvtdq2ps(to, whole);
+    if (wide_) {                  // a float
+      vrndscaleps(whole, to, 0);  // to nearest, even
+      move(to, whole);
+    } else {
+      vcvtps2dq(whole, to);
+      vcvtdq2ps(to, whole);
+    }
     vfmadd231ps(power, to, real_operand(-kExpStep));
     vfmadd231ps(power, to, real_operand(-kExpStepRest));
     move(to, real_operand(kExpCoefficients[0]));
@@ -350,15 +355,19 @@ class LoopGenerator final : VectorAssembler {
     multiply(half, power, power);
     vfmadd213ps(to, half, power);
     add_to(to, to, real_operand(1));
-    // By a power of two that may be too small or too large for one float.
-    vpsrad(half, whole, 1);
-    vpsubd(whole, whole, half);
-    vpaddd(half, half, bits_operand(127));
-    vpaddd(whole, whole, bits_operand(127));
-    vpslld(half, half, 23);
-    vpslld(whole, whole, 23);
-    multiply(to, to, half);
-    multiply(to, to, whole);
+    if (wide_) {
+      vscalefps(to, to, whole);
+    } else {
+      // By a power of two that may be too small or too large for one float.
+      vpsrad(half, whole, 1);
+      vpsubd(whole, whole, half);
+      vpaddd(half, half, bits_operand(127));
+      vpaddd(whole, whole, bits_operand(127));
+      vpslld(half, half, 23);
+      vpslld(whole, whole, 23);
+      multiply(to, to, half);
+      multiply(to, to, whole);
+    }
     add_to(to, to, real_operand(1));
     return to;
   }

@@ -2,8 +2,8 @@
 //
 // An interpreted step reads and writes whole blocks in the L1 cache. For a sum or a product, that
 // takes longer than the arithmetic. A run of steps whose maps have formulas (kernel.h) becomes one
-// step that keeps the values in vector registers (codegen.h). Vector functions, reductions and
-// gathers stay as they are.
+// step that keeps the values in vector registers (codegen.h). So does one step alone whose function
+// calls a library for each vector. Vector functions, reductions and gathers stay as they are.
 //
 //   1. Steps join a run as long as their maps have formulas. A step that cannot join, but does not
 //      depend on the run so far, goes before it.

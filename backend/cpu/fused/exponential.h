@@ -5,7 +5,8 @@
 //   exp(x) = 2^n * (1 + r + r^2 * p(r)),  n the integer nearest to x / log 2,  r = x - n log 2
 //
 // log 2 is subtracted in two parts. Where Sleef chooses 0 or infinity, x is limited before, to
-// where the result is the same.
+// where the result is the same. Results below the smallest normal number may differ in the last
+// bit; 1 is added to each.
 
 #pragma once
 

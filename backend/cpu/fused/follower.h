@@ -16,6 +16,9 @@
 // A kernel need not use its follower. It may also run it on parts and not finish it: all is done
 // again then.
 //
+// Where the follower does nothing but limit values (ending()), a kernel may do that itself, to the
+// memory where they go, and finish it without having run it. A pass through the cache is saved.
+//
 // Thread safety: run() from several threads at once, on parts that do not overlap; the rest from
 // one thread.
 // Ownership: launch, operands and numbers outlive it.
@@ -23,8 +26,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "backend/cpu/fused/launch.h"
+#include "backend/cpu/vector/limits.h"
 
 namespace hetero::backend {
 
@@ -34,7 +39,8 @@ class Follower {
   // operand.
   static bool can_follow(const FusedLaunch& launch, uint16_t operand, int64_t entries);
 
-  // As run_fused has them. `wanted`: the result's own memory must get its values, too.
+  // As run_fused has them. `wanted`: the result's own memory must get its values, too, or those
+  // that the launch stores there.
   Follower(const FusedLaunch& launch, void* const* operands, const Number* numbers, uint16_t operand, bool wanted)
       : launch_(launch),
         operands_(operands),
@@ -46,6 +52,14 @@ class Follower {
   bool wants_result() const { return wanted_; }
   // Whether parts may begin and end at multiples of so many elements.
   bool fits(int64_t elements) const { return elements % part_ == 0; }
+  // The limits of floats, and where they go, laid out as the result is: elsewhere, or in its place.
+  // Nothing where the launch does more, or values without limits are wanted.
+  struct Ending {
+    Limits limits;
+    void* result;
+  };
+  std::optional<Ending> ending() const;
+
   // Elements [begin, end) of the result are at `elements`, in the order of its memory.
   void run(int64_t begin, int64_t end, const void* elements) const;
 

@@ -23,6 +23,7 @@
 
 #include "backend/base/function_ref.h"
 #include "backend/cpu/vector/instruction_set.h"
+#include "backend/cpu/vector/limits.h"
 
 namespace hetero::backend {
 
@@ -63,6 +64,7 @@ struct Matvec {
   const void* bias = nullptr;  // null for none
   void* y = nullptr;
   int64_t y_stride = 0;
+  Limits limits = {};  // of y; for panel_gemm alone
 };
 
 inline const std::byte* element_at(const void* base, int64_t index, Element element) {

@@ -188,16 +188,12 @@ class Product {
     }
   }
 
-  // Of rows as multiply_panel divides them, kernel_rows_ addresses of each piece in each part.
+  // The addresses of each piece in all rows.
   const void** find_pieces(int64_t first, int64_t last) const {
     static thread_local Scratch memory;
-    const Parts parts(last - first, kernel_rows_);
-    const int64_t of_part = steps_ / piece_steps_ * kernel_rows_;
-    const void** const pieces = memory.get<const void*>(parts.count * of_part);
-    for (int64_t i = 0; i < parts.count; ++i) {
-      const int64_t row = parts.begin(i);
-      common_.pieces->find(first + row, parts.begin(i + 1) - row, kernel_rows_, pieces + i * of_part);
-    }
+    const int64_t rows = last - first;
+    const void** const pieces = memory.get<const void*>(steps_ / piece_steps_ * rows);
+    common_.pieces->find(first, rows, rows, pieces);
     return pieces;
   }
 
@@ -211,13 +207,12 @@ class Product {
     const int64_t step_bytes = kernels_.width * kernels_.terms * item_;
     const auto* const w = static_cast<const std::byte*>(call.packed) + panel * steps_ * step_bytes;
     const Parts parts(last - first, kernel_rows_);
-    const int64_t of_part = steps_ / piece_steps_ * kernel_rows_;  // addresses
     const auto multiply = pieces != nullptr ? kernels_.multiply_pieces : kernels_.multiply;
     int64_t step = 0;
     do {
       const int64_t steps = std::min(part_steps_, steps_ - step);
       const bool ends = step + steps == steps_;
-      const int64_t before = step / piece_steps_ * kernel_rows_;
+      const int64_t before = step / piece_steps_ * (last - first);   // addresses
       const auto multiply_parts = [&](int64_t begin, int64_t end) {  // which have as many rows each
         if (begin == end) return;
         const int64_t row = parts.begin(begin);
@@ -233,10 +228,11 @@ class Product {
                        .bias = call.bias != nullptr ? bias : nullptr,
                        .y = static_cast<std::byte*>(call.y) + ((first + row) * call.y_stride + output) * item_,
                        .y_stride = call.y_stride,
-                       .count = outputs};
+                       .count = outputs,
+                       .limits = ends ? call.limits.any() : nullptr};
         if (pieces != nullptr) {
-          part.pieces = pieces + begin * of_part + before;
-          part.pieces_of_part = of_part;
+          part.pieces = pieces + before + row;
+          part.piece_stride = last - first;
           part.piece_steps = piece_steps_;
           part.piece_offset = call.piece_offset;
         } else {

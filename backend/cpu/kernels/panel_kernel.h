@@ -22,6 +22,7 @@
 
 #include <cstdint>
 
+#include "backend/cpu/vector/limits.h"
 #include "backend/cpu/vector/transpose.h"
 
 namespace hetero::backend {
@@ -38,13 +39,13 @@ struct PanelPart {
   float* to = nullptr;          // where sums go, or null: they go to y
   const float* bias = nullptr;  // `width` floats that sums begin with where `from` is null, or null
   void* y = nullptr;
-  int64_t y_stride = 0;  // elements
-  int64_t count = 0;     // outputs, at most the width
-  // In place of x, for multiply_pieces: of each piece the addresses in all rows, piece_rows of them
-  // from piece to piece, and pieces_of_part from part to part. `steps` is a multiple of
-  // piece_steps.
+  int64_t y_stride = 0;            // elements
+  int64_t count = 0;               // outputs, at most the width
+  const Limits* limits = nullptr;  // of what goes to y, or null
+  // In place of x, for multiply_pieces: the addresses of the first piece in all rows, of all parts,
+  // and piece_stride behind them those of the next. `steps` is a multiple of piece_steps.
   const void* const* pieces = nullptr;
-  int64_t pieces_of_part = 0;
+  int64_t piece_stride = 0;
   int64_t piece_steps = 0;
   int64_t piece_offset = 0;  // bytes, added to each
 };
@@ -68,9 +69,8 @@ const PanelKernels& panel_kernels_avx2(int element);
 const PanelKernels& panel_kernels_avx512(int element);
 const PanelKernels& panel_kernels_bfloat16();
 
-// Part i, of R rows, and the first kVectors vectors of a panel. Rows are in pieces, kPieceRows
-// addresses of each, or for 0 in x.
-template <typename F, int R, int kVectors, int kPieceRows>
+// Part i, of R rows, and the first kVectors vectors of a panel.
+template <typename F, int R, int kVectors, bool in_pieces>
 [[gnu::always_inline]] inline void multiply_part(const PanelPart& part, int64_t i) {
   using V = typename F::V;
   using X = typename F::X;
@@ -78,7 +78,7 @@ template <typename F, int R, int kVectors, int kPieceRows>
   constexpr int kWidth = 2 * V::kWidth;
   // A pointer to every third row of x: the two rows behind it are the stride away and twice the
   // stride, which an address may have in it.
-  constexpr int kPointers = kPieceRows > 0 ? R : (R + 2) / 3;
+  constexpr int kPointers = in_pieces ? R : (R + 2) / 3;
   V sums[R][2];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
@@ -94,17 +94,17 @@ template <typename F, int R, int kVectors, int kPieceRows>
     F::template load<number>(w, low, high);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      const char* const at = kPieceRows > 0 ? x[r] + offset : x[r / 3] + (r % 3) * part.x_stride;
+      const char* const at = in_pieces ? x[r] + offset : x[r / 3] + (r % 3) * part.x_stride;
       // Otherwise the compiler loads it twice.
       const V shared = V::keep(F::share(at + number * sizeof(X)));
       sums[r][0] = F::multiply_add(shared, low, sums[r][0]);
       if constexpr (kVectors > 1) sums[r][1] = F::multiply_add(shared, high, sums[r][1]);
     }
   };
-  if constexpr (kPieceRows > 0) {
-    const void* const* pieces = part.pieces + i * part.pieces_of_part;
+  if constexpr (in_pieces) {
+    const void* const* pieces = part.pieces + i * R;
     const auto bytes = part.piece_steps * static_cast<int64_t>(F::kNumbers * sizeof(X));
-    for (int64_t left = part.steps; left > 0; left -= part.piece_steps, pieces += kPieceRows) {
+    for (int64_t left = part.steps; left > 0; left -= part.piece_steps, pieces += part.piece_stride) {
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) x[r] = static_cast<const char*>(pieces[r]) + part.piece_offset + bytes;
       for (int64_t offset = -bytes; offset < 0; offset += F::kNumbers * sizeof(X)) {
@@ -122,6 +122,14 @@ template <typename F, int R, int kVectors, int kPieceRows>
       w += kWidth * F::kTerms;
 #pragma GCC unroll 16
       for (int p = 0; p < kPointers; ++p) x[p] += F::kNumbers * sizeof(X);
+    }
+  }
+  if (part.limits != nullptr) {
+    const Limits limits = *part.limits;
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      sums[r][0] = limits(sums[r][0]);
+      if constexpr (kVectors > 1) sums[r][1] = limits(sums[r][1]);
     }
   }
 #pragma GCC unroll 16
@@ -144,18 +152,18 @@ template <typename F, int R, int kVectors, int kPieceRows>
   }
 }
 
-template <typename F, int R, int kVectors, int kPieceRows>
+template <typename F, int R, int kVectors, bool in_pieces>
 [[gnu::noinline]] void multiply_panel(const PanelPart& part) {
-  for (int64_t i = 0; i < part.parts; ++i) multiply_part<F, R, kVectors, kPieceRows>(part, i);
+  for (int64_t i = 0; i < part.parts; ++i) multiply_part<F, R, kVectors, in_pieces>(part, i);
 }
 
-template <typename F, int R, int kPieceRows>
+template <typename F, int R, bool in_pieces>
 void multiply_rows(const PanelPart& part) {
   if constexpr (R > 1) {
-    if (part.rows < R) return multiply_rows<F, R - 1, kPieceRows>(part);
+    if (part.rows < R) return multiply_rows<F, R - 1, in_pieces>(part);
   }
-  if (part.count <= F::V::kWidth) return multiply_panel<F, R, 1, kPieceRows>(part);
-  multiply_panel<F, R, 2, kPieceRows>(part);
+  if (part.count <= F::V::kWidth) return multiply_panel<F, R, 1, in_pieces>(part);
+  multiply_panel<F, R, 2, in_pieces>(part);
 }
 
 template <typename V>
@@ -177,9 +185,9 @@ constexpr PanelKernels make_panel_kernels() {
           2 * F::V::kWidth,
           F::kTerms,
           kFloats,
-          &multiply_rows<F, R, 0>,
+          &multiply_rows<F, R, false>,
           kPieceRows,
-          &multiply_rows<F, kPieceRows, kPieceRows>,
+          &multiply_rows<F, kPieceRows, true>,
           pack};
 }
 

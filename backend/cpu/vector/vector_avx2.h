@@ -43,6 +43,7 @@ struct Vector {
   static Vector mul(Vector a, Vector b) { return {_mm256_mul_ps(a.v, b.v)}; }
   static Vector fma(Vector a, Vector b, Vector c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
   static Vector max(Vector a, Vector b) { return {_mm256_max_ps(a.v, b.v)}; }
+  static Vector min(Vector a, Vector b) { return {_mm256_min_ps(a.v, b.v)}; }
   float sum() const {
     const __m128 four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));

@@ -37,6 +37,7 @@ struct Vector {
   static Vector mul(Vector a, Vector b) { return {_mm512_mul_ps(a.v, b.v)}; }
   static Vector fma(Vector a, Vector b, Vector c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
   static Vector max(Vector a, Vector b) { return {_mm512_max_ps(a.v, b.v)}; }
+  static Vector min(Vector a, Vector b) { return {_mm512_min_ps(a.v, b.v)}; }
   float sum() const { return _mm512_reduce_add_ps(v); }
   float largest() const { return _mm512_reduce_max_ps(v); }
 

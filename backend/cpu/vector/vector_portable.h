@@ -53,6 +53,9 @@ struct Vector {
   static Vector max(Vector a, Vector b) {
     return each([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
   }
+  static Vector min(Vector a, Vector b) {
+    return each([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; });
+  }
   float sum() const { return (v[0] + v[1]) + (v[2] + v[3]); }
   float largest() const { return std::max(std::max(v[0], v[1]), std::max(v[2], v[3])); }
 

@@ -287,7 +287,8 @@ class Run {
                                  .tiles = count,
                                  .outputs = g_.outputs,
                                  .bias = call_.bias,
-                                 .pixels = pixels});
+                                 .pixels = pixels,
+                                 .limits = call_.limits.any()});
     }
     return finite;
   }

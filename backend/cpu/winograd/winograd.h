@@ -27,6 +27,7 @@
 #include "backend/cpu/convolution/geometry.h"
 #include "backend/cpu/fused/follower.h"
 #include "backend/cpu/vector/instruction_set.h"
+#include "backend/cpu/vector/limits.h"
 
 namespace hetero::backend {
 
@@ -38,6 +39,7 @@ struct WinogradConvolution {
   const float* filter = nullptr;       // as make_winograd_filter() has made it
   const float* bias = nullptr;         // [outputs], or null
   float* output = nullptr;             // [images, out_height, out_width, outputs]
+  Limits limits = {};                  // of the output
   const Follower* follower = nullptr;  // of the output, or null
 };
 

@@ -11,6 +11,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "backend/cpu/vector/limits.h"
+
 namespace hetero::backend {
 
 inline constexpr int64_t kWinogradPoints = 16;  // of a tile, by rows
@@ -39,6 +41,7 @@ struct WinogradSums {
   int64_t outputs = 0;
   const float* bias = nullptr;     // or null
   float* const* pixels = nullptr;  // per tile its 2 × 2
+  const Limits* limits = nullptr;  // of them, or null
 };
 
 // The 3 × 3 taps of an output, `channels` floats apart, that become a row of 16 matrices.
@@ -177,10 +180,11 @@ template <typename V>
 #pragma GCC unroll 2
   for (int y = 0; y < 2; ++y) {
     const V* const row = rows[y];
-    const V left = V::add(V::add(V::add(row[0], row[1]), row[2]), bias);
-    const V right = V::add(V::sub(V::sub(row[1], row[2]), row[3]), bias);
+    V left = V::add(V::add(V::add(row[0], row[1]), row[2]), bias);
+    V right = V::add(V::sub(V::sub(row[1], row[2]), row[3]), bias);
     sum = V::fma(left, V::zero(), sum);
     sum = V::fma(right, V::zero(), sum);
+    if (sums.limits != nullptr) left = (*sums.limits)(left), right = (*sums.limits)(right);
     float* const* const pixels = sums.pixels + t * kWinogradPixels + 2 * y;
     store_some(left, pixels[0] + n, count);
     store_some(right, pixels[1] + n, count);

@@ -54,6 +54,15 @@ NETS = {
         a=nn.ConvTranspose2d(32, 24, 2, stride=2), b=nn.ConvTranspose2d(24, 40, (3, 1), stride=(3, 1), bias=False)),
     "dense convolutions": lambda: Net(lambda m, x: torch.relu(m.b(torch.relu(m.a(x)))),
                                       a=nn.Conv2d(32, 64, 3, padding=1), b=nn.Conv2d(64, 32, 3, stride=2)),
+    "limits": lambda: Net(
+        lambda m, x: m.e(F.relu6(m.d(torch.relu(m.c(F.hardtanh(m.b(m.a(x).clamp(max=0.25)), -0.5, 1)))))).clamp(min=0.1),
+        a=depthwise(32), b=nn.Conv2d(32, 64, 1), c=nn.Conv2d(64, 64, 3, padding=1), d=nn.Conv2d(64, 64, 3, groups=4),
+        e=nn.ConvTranspose2d(64, 16, 2, stride=2)),
+    "limits in place": lambda: Net(
+        lambda m, x: F.relu(m.c(F.relu6(m.b(m.a(x).relu_()), inplace=True)), inplace=True),
+        a=nn.Conv2d(32, 64, 3, stride=2), b=nn.Conv2d(64, 128, 5, stride=5), c=nn.Conv2d(128, 96, 1)),
+    "limits and what they limit": lambda: Net(lambda m, x: (lambda y: torch.relu(y) - y.clamp(-1, 0.5))(m.a(x)),
+                                              a=nn.Conv2d(32, 64, 1)),
 }
 
 
@@ -92,6 +101,16 @@ def test_values_that_tiles_cannot_have_are_computed_again() -> None:
     torch.testing.assert_close(program(x), model(x), equal_nan=True)
     x = torch.randn(IMAGE)
     close(program(x), model, x)
+
+
+def test_limits_keep_what_is_no_number() -> None:
+    for layer in (depthwise(32), nn.Conv2d(32, 48, 1), nn.Conv2d(32, 48, 3), nn.Conv2d(32, 64, 3, groups=2)):
+        model = Net(lambda m, x: F.relu6(m.a(x)), a=layer)
+        x = torch.randn(IMAGE).to(memory_format=torch.channels_last)
+        program = saved(model, x)
+        x[0, 3, 5, 5], x[1, 7, 9, 2] = float("nan"), float("-inf")
+        with torch.no_grad():
+            torch.testing.assert_close(program(x), model(x), equal_nan=True)
 
 
 def test_one_row_that_is_repeated() -> None:

@@ -8,6 +8,7 @@
 #include "backend/cpu/vector/half.h"
 #include "tests/backend/cpu/convolution/definition.h"
 #include "tests/backend/cpu/convolution/follower.h"
+#include "tests/backend/cpu/kernels/limits_check.h"
 #include "tests/catch/catch.h"
 
 namespace hetero::backend {
@@ -196,6 +197,24 @@ TEST_CASE("depthwise convolutions with a follower") {
       check_follower(g, [&](float* output, Follower* follower) {
         depthwise({.geometry = g, .input = input.data(), .taps = taps.data(), .output = output, .follower = follower});
       });
+    }
+  }
+}
+
+TEST_CASE("depthwise convolutions limit what they store") {
+  for (const InstructionSet set : {InstructionSet::kPortable, InstructionSet::kAvx2, InstructionSet::kAvx512}) {
+    if (set > instruction_set()) continue;
+    for (const int64_t channels : {3, 16, 40, 72}) {
+      for (const int64_t stride : {1, 2}) {
+        const Geometry g = square(1, channels, 13, 3, stride, 1);
+        std::vector<float> input = numbers(g.pixels() * channels, 1);
+        input[static_cast<size_t>(channels)] = std::nanf("");
+        const std::vector<float> taps = numbers(g.kernel() * channels, 2);
+        check_limits(g.positions() * channels, [&](float* output, const Limits& limits) {
+          depthwise({.geometry = g, .input = input.data(), .taps = taps.data(), .output = output, .limits = limits},
+                    set);
+        });
+      }
     }
   }
 }

@@ -10,6 +10,7 @@
 #include "backend/cpu/kernels/panel_gemm.h"
 #include "tests/backend/cpu/convolution/definition.h"
 #include "tests/backend/cpu/convolution/follower.h"
+#include "tests/backend/cpu/kernels/limits_check.h"
 #include "tests/catch/catch.h"
 
 namespace hetero::backend {
@@ -208,7 +209,7 @@ struct Grouped {
     return stored(planes, element);
   }
   bool run(void* output, const Follower* follower = nullptr, bool has_bias = true, bool in_planes = false,
-           bool out_planes = false) {
+           bool out_planes = false, const Limits& limits = {}) {
     const std::vector<std::byte> planes = in_planes ? input_planes() : std::vector<std::byte>();
     return convolve_direct({.geometry = g,
                             .groups = groups,
@@ -218,7 +219,8 @@ struct Grouped {
                             .output_planes = out_planes,
                             .packed = packed_memory(),
                             .bias = has_bias ? bias_bytes.data() : nullptr,
-                            .output = output},
+                            .output = output,
+                            .limits = limits},
                            follower, set);
   }
 };
@@ -459,6 +461,21 @@ TEST_CASE("direct convolutions with a follower, on several threads") {
       Grouped call(g, groups, Element::kFloat32);
       check_follower(g, [&](float* output, Follower* follower) {
         if (call.run(output, follower, false)) follower->finish();
+      });
+    }
+  }
+}
+
+TEST_CASE("direct convolutions limit what they store") {
+  if (!has_panels()) return;
+  for (const int64_t groups : {1, 2}) {
+    for (const bool planes : {false, true}) {
+      const Geometry g{
+          .images = 2, .channels = 6, .height = 9, .width = 7, .outputs = 10, .kernel_height = 3, .kernel_width = 3};
+      Grouped call(g, groups, Element::kFloat32);
+      if (planes && groups > 1) continue;
+      check_limits(g.images * g.positions() * g.outputs, [&](float* output, const Limits& limits) {
+        call.run(output, nullptr, true, planes, planes, limits);
       });
     }
   }

@@ -11,6 +11,7 @@
 #include "backend/cpu/kernels/panel_gemm.h"
 #include "tests/backend/cpu/convolution/definition.h"
 #include "tests/backend/cpu/convolution/follower.h"
+#include "tests/backend/cpu/kernels/limits_check.h"
 #include "tests/catch/catch.h"
 
 namespace hetero::backend {
@@ -57,13 +58,14 @@ struct Operands {
     const auto address = reinterpret_cast<uintptr_t>(filter.data());
     return filter.data() + (64 - address % 64) % 64 / sizeof(float);
   }
-  WinogradResult run(float* output, const Follower* follower = nullptr, bool biased = true) {
+  WinogradResult run(float* output, const Follower* follower = nullptr, bool biased = true, const Limits& limits = {}) {
     return convolve_winograd({.geometry = g,
                               .groups = groups,
                               .input = input.data(),
                               .filter = filter_memory(),
                               .bias = biased ? bias.data() : nullptr,
                               .output = output,
+                              .limits = limits,
                               .follower = follower},
                              set);
   }
@@ -194,6 +196,17 @@ TEST_CASE("Winograd's convolutions with a follower") {
           if (follower != nullptr) follower->finish();
         });
       }
+    }
+  }
+}
+
+TEST_CASE("Winograd's convolutions limit what they store") {
+  for (const InstructionSet set : sets()) {
+    for (const Geometry& g : {points(2, 6, 10, 9, 13, 1), points(1, 16, 33, 7, 8, 0)}) {
+      Operands operands(g, set);
+      check_limits(g.images * g.positions() * g.outputs, [&](float* output, const Limits& limits) {
+        REQUIRE(operands.run(output, nullptr, true, limits) == WinogradResult::kMade);
+      });
     }
   }
 }

@@ -4,8 +4,10 @@
 #include "backend/cpu/kernels/panel_gemm.h"
 
 #include <array>
+#include <cmath>
 #include <vector>
 
+#include "tests/backend/cpu/kernels/limits_check.h"
 #include "tests/backend/cpu/kernels/matvec_case.h"
 #include "tests/catch/catch.h"
 
@@ -106,6 +108,22 @@ TEST_CASE("a product of bfloat16 is right by the processor's instructions, and a
     }
   }
   prefer_bfloat16_instructions(std::nullopt);
+}
+
+TEST_CASE("a product of panels limits what it stores") {
+  for (const InstructionSet set : sets()) {
+    // The last one has parts of k, whose sums are not limited.
+    for (const auto& [m, n, k] : std::vector<std::array<int64_t, 3>>{{5, 7, 3}, {29, 48, 16}, {31, 80, 5000}}) {
+      Matrix x(Element::kFloat32, m, k, k), w(Element::kFloat32, n, k, k, 8);
+      x.set(0, 1, std::nanf(""));
+      Matvec call{.m = m, .n = n, .k = k, .x = x.data(), .x_stride = k, .w = w.data(), .w_stride = k, .y_stride = n};
+      check_limits(m * n, [&, m = m](float* y, const Limits& limits) {
+        call.y = y;
+        call.limits = limits;
+        multiply(call, m % 2 == 1, set);
+      });
+    }
+  }
 }
 
 TEST_CASE("a product of panels without rows, outputs or terms is empty, or the bias") {

@@ -1,0 +1,31 @@
+// Limits: a clamp that a kernel applies to its results as it stores them.
+//
+// ReLU, ReLU6 and the like behind a convolution would read all of it again. A kernel has it in
+// registers.
+//
+// Thread safety: a value.
+
+#pragma once
+
+#include <limits>
+
+namespace hetero::backend {
+
+// What is below `low` becomes that, and then what is above `high` becomes that; NaN stays. Neither
+// is NaN.
+struct Limits {
+  float low = -std::numeric_limits<float>::infinity();
+  float high = std::numeric_limits<float>::infinity();
+
+  bool operator==(const Limits&) const = default;
+  // Null where nothing is limited.
+  const Limits* any() const { return *this == Limits() ? nullptr : this; }
+
+  // Of a vector of floats. Of equals, and where one is NaN, V::max and V::min give the second.
+  template <typename V>
+  [[gnu::always_inline]] V operator()(V value) const {
+    return V::min(V::of(high), V::max(V::of(low), value));
+  }
+};
+
+}  // namespace hetero::backend
