@@ -179,7 +179,7 @@ bool has_sets(Implementation implementation, const ConvolutionCall& call) {
 // Where results go.
 struct Destination {
   void* result;
-  backend::Limits limits;  // not by tiles
+  backend::Limits limits;
   backend::Follower* follower;
 };
 struct Made {
@@ -198,6 +198,7 @@ Made convolve_by_patches(Implementation implementation, const ConvolutionCall& c
                                                     .packed = filter.const_data_ptr(),
                                                     .bias = bias ? bias->const_data_ptr() : nullptr,
                                                     .output = to.result,
+                                                    .limits = to.limits,
                                                     .follower = to.follower});
     return {reachable, reachable && to.follower != nullptr && to.follower->finished()};
   }
@@ -446,8 +447,7 @@ at::Tensor convolve_by_filter(Implementation implementation, const ConvolutionCa
     return convolve_packed(call.settings, images, filter, bias);
   }
   Destination to{.result = output.mutable_data_ptr(), .limits = {}, .follower = follower};
-  const bool can_limit = follower != nullptr && implementation != Implementation::kTiles;
-  const std::optional<backend::Follower::Ending> ending = can_limit ? follower->ending() : std::nullopt;
+  const std::optional<backend::Follower::Ending> ending = follower != nullptr ? follower->ending() : std::nullopt;
   if (ending) to = {.result = ending->result, .limits = ending->limits, .follower = nullptr};
   const Made made = convolve_to(to, implementation, call, filter, input, bias);
   if (!made.reachable) return at::Tensor();

@@ -456,7 +456,7 @@ void multiply(Implementation implementation, const graph::Invocation& invocation
   const bool tiles = implementation == Implementation::kTiles || implementation == Implementation::kPackedTiles;
   const auto run = [&](const Matvec& call) { tiles ? backend::tile_gemm(call, &sgemm) : backend::panel_gemm(call); };
   backend::Follower* const follower = product.call.packed != nullptr ? invocation.follower : nullptr;
-  if (const auto ending = follower != nullptr && !tiles ? follower->ending() : std::nullopt) {
+  if (const auto ending = follower != nullptr ? follower->ending() : std::nullopt) {
     Matvec call = product.call;
     call.y = ending->result;
     call.limits = ending->limits;

@@ -211,6 +211,7 @@ class Convolution {
                          .bias = call_.bias != nullptr ? bias : nullptr,
                          .y = y + output * item_,
                          .y_stride = g_.outputs,
+                         .limits = call_.limits.any(),
                          .line = line_,
                          .line_outputs = g_.out_width(),
                          .count = count});

@@ -23,6 +23,7 @@
 #include "backend/cpu/convolution/geometry.h"
 #include "backend/cpu/fused/follower.h"
 #include "backend/cpu/kernels/matvec.h"
+#include "backend/cpu/vector/limits.h"
 
 namespace hetero::backend {
 
@@ -35,6 +36,7 @@ struct TileConvolution {
   const void* packed = nullptr;
   const void* bias = nullptr;    // [outputs], or null
   void* output = nullptr;        // [images, out_height, out_width, outputs]
+  Limits limits = {};            // of the output
   Follower* follower = nullptr;  // of the output, or null; it may be finished
 };
 

@@ -5,22 +5,22 @@
 #include <cmath>
 #include <cstddef>
 
+#include "backend/cpu/vector/half.h"
+
 namespace hetero::backend {
 namespace {
 
-// The program's only step; null where there are others.
-const ProgramStep* only_step(const FusedProgram& program) {
-  if (program.streamed || program.phases.size() != 1) return nullptr;
-  const Section pieces = program.phases[0].pieces;
-  return program.steps.size() == 1 && pieces.end - pieces.begin == 1 ? &program.steps[pieces.begin] : nullptr;
+// Whether entries of the type can be the number.
+bool is_entry(EntryType type, float number) {
+  if (type == EntryType::kFloat16) return float16_to_float(float_to_float16(number)) == number;
+  if (type == EntryType::kBFloat16) return bfloat16_to_float(float_to_bfloat16(number)) == number;
+  return !std::isnan(number);
 }
 
-std::optional<Limits> limits_of(const ProgramStep& step, const Number* numbers) {
-  const MapFormula& formula = step.map.formula;
-  if (formula.type != EntryType::kFloat32 || formula.from != EntryType{}) return std::nullopt;
+Limits limits_of(const LimitStep& step, const Number* numbers) {
   const Number* const of_step = numbers + step.first_number;
   Limits limits;
-  switch (formula.operation) {
+  switch (step.operation) {
     case MapOperation::kRelu:
       limits.low = 0;
       break;
@@ -30,13 +30,10 @@ std::optional<Limits> limits_of(const ProgramStep& step, const Number* numbers) 
     case MapOperation::kClampMin:
       limits.low = of_step[0].f32;
       break;
-    case MapOperation::kClampMax:
+    default:
       limits.high = of_step[0].f32;
       break;
-    default:
-      return std::nullopt;
   }
-  if (std::isnan(limits.low) || std::isnan(limits.high)) return std::nullopt;
   return limits;
 }
 
@@ -49,18 +46,13 @@ bool Follower::can_follow(const FusedLaunch& launch, uint16_t operand, int64_t e
 }
 
 std::optional<Follower::Ending> Follower::ending() const {
-  const FusedProgram& program = launch_.program;
-  const ProgramStep* const step = only_step(program);
-  if (step == nullptr || step->kind != ProgramStep::Kind::kMap || step->row) return std::nullopt;
-  const Place &from = program.places[step->in[0]], &to = program.places[step->out];
-  if (from.kind != Place::Kind::kElements || from.operand != operand_ || to.kind != Place::Kind::kElements) {
-    return std::nullopt;
-  }
-  if (wanted_ && to.operand != operand_) return std::nullopt;
-  const OperandView& view = launch_.space.operands[to.operand];
-  const std::optional<Limits> limits = limits_of(*step, numbers_);
-  if (!view.dense || !limits) return std::nullopt;
-  return Ending{*limits, static_cast<std::byte*>(operands_[to.operand]) + view.offset};
+  const LimitStep& step = launch_.limit;
+  if (step.operation == MapOperation::kOpaque || step.from != operand_) return std::nullopt;
+  if (wanted_ && step.to != operand_) return std::nullopt;
+  const Limits limits = limits_of(step, numbers_);
+  const OperandView& view = launch_.space.operands[step.to];
+  if (!view.dense || !is_entry(step.type, limits.low) || !is_entry(step.type, limits.high)) return std::nullopt;
+  return Ending{limits, static_cast<std::byte*>(operands_[step.to]) + view.offset};
 }
 
 void Follower::run(int64_t begin, int64_t end, const void* elements) const {

@@ -61,6 +61,16 @@ class DeviceSlot {
   mutable std::atomic<DevicePart*> part_{nullptr};
 };
 
+// Of a kernel that does nothing but limit the entries of one operand: ReLU, or a clamp by numbers,
+// in float32, also of a half type's entries.
+struct LimitStep {
+  MapOperation operation = MapOperation::kOpaque;  // this one: it is another kernel
+  EntryType type = EntryType::kFloat32;            // of the entries
+  uint16_t from = 0;                               // operands
+  uint16_t to = 0;
+  uint16_t first_number = 0;
+};
+
 struct FusedLaunch {
   RowSpace space;
   // Presumes that the operands of each pair have different addresses. Where two have the same,
@@ -70,6 +80,7 @@ struct FusedLaunch {
   std::vector<std::pair<uint16_t, uint16_t>> pairs;
   bool empty = true;  // nothing to run
   bool has_row_values = false;
+  LimitStep limit;
   // Of a kernel with totals or checks, which then has no program of its own: they run one after the
   // other.
   std::vector<FusedStage> stages;

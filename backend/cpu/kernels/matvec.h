@@ -64,7 +64,7 @@ struct Matvec {
   const void* bias = nullptr;  // null for none
   void* y = nullptr;
   int64_t y_stride = 0;
-  Limits limits = {};  // of y; for panel_gemm alone
+  Limits limits = {};  // of y; for tile_gemm and panel_gemm alone
 };
 
 inline const std::byte* element_at(const void* base, int64_t index, Element element) {

@@ -92,8 +92,11 @@ void multiply_plainly(const Matvec& call, Sgemm sgemm, int64_t first, int64_t ro
          .ldb = call.columns ? leading(call.w_stride, call.k, call.n) : leading(call.w_stride, call.n, call.k),
          .c = y,
          .ldc = leading(call.y_stride, rows, call.n)});
-  if (call.bias == nullptr) return;
-  for (int64_t i = 0; i < rows; ++i) add_elements(call.element, call.bias, 0, call.n, y + i * call.y_stride);
+  for (int64_t i = 0; i < rows; ++i) {
+    float* const row = y + i * call.y_stride;
+    if (call.bias != nullptr) add_elements(call.element, call.bias, 0, call.n, row);
+    if (call.limits.any() != nullptr) std::transform(row, row + call.n, row, call.limits);
+  }
 }
 
 // What the parts of one product have in common.
@@ -161,6 +164,7 @@ class Product {
                            .bias = call.bias != nullptr ? bias : nullptr,
                            .y = static_cast<std::byte*>(call.y) + (first * call.y_stride + output) * item_,
                            .y_stride = call.y_stride,
+                           .limits = call.limits.any(),
                            .count = outputs,
                            .next = last || rows < kRowsForNext ? nullptr : w + panel_bytes(call.element, call.k),
                            .next_lines = lines});

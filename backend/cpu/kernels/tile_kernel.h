@@ -16,6 +16,7 @@
 #include <cstdint>
 
 #include "backend/cpu/kernels/matvec.h"
+#include "backend/cpu/vector/limits.h"
 
 namespace hetero::backend {
 
@@ -74,7 +75,8 @@ struct TilePart {
   int64_t sum_stride = kPanel;  // of both, in floats
   const float* bias = nullptr;  // 32 floats that are added where sums begin, or null
   void* y = nullptr;
-  int64_t y_stride = 0;  // in elements
+  int64_t y_stride = 0;            // in elements
+  const Limits* limits = nullptr;  // of what goes to y, or null
   // Of each `line` rows, the first `line_outputs` go to y, one behind the other. 0: all rows.
   int64_t line = 0;
   int64_t line_outputs = 0;

@@ -419,18 +419,26 @@ void store_sums(float* to, int64_t stride) {
   }
 }
 
-// `bias` is added where it is not null. Sums of float32 have it already.
-void store_row(const float* sums, const float*, int64_t count, float* to) {
-  _mm512_mask_storeu_ps(to, lanes16(count), _mm512_load_ps(sums));
-  _mm512_mask_storeu_ps(to + 16, lanes16(count - 16), _mm512_load_ps(sums + 16));
+void limit(const Limits& limits, __m512& sums) {
+  // Of a NaN and a limit, the second operand.
+  sums = _mm512_min_ps(_mm512_set1_ps(limits.high), _mm512_max_ps(_mm512_set1_ps(limits.low), sums));
 }
 
-void store_row(const float* sums, const float* bias, int64_t count, uint16_t* to) {
+// `bias` is added where it is not null. Sums of float32 have it already.
+void store_row(const float* sums, const float*, const Limits* limits, int64_t count, float* to) {
+  __m512 low = _mm512_load_ps(sums), high = _mm512_load_ps(sums + 16);
+  if (limits != nullptr) limit(*limits, low), limit(*limits, high);
+  _mm512_mask_storeu_ps(to, lanes16(count), low);
+  _mm512_mask_storeu_ps(to + 16, lanes16(count - 16), high);
+}
+
+void store_row(const float* sums, const float* bias, const Limits* limits, int64_t count, uint16_t* to) {
   __m512 low = _mm512_load_ps(sums), high = _mm512_load_ps(sums + 16);
   if (bias != nullptr) {
     low = _mm512_add_ps(low, _mm512_load_ps(bias));
     high = _mm512_add_ps(high, _mm512_load_ps(bias + 16));
   }
+  if (limits != nullptr) limit(*limits, low), limit(*limits, high);
   const auto rounded = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
   _mm512_mask_storeu_epi16(to, lanes32(count), rounded);
 }
@@ -480,13 +488,14 @@ void multiply_rows(const TilePart& part, int64_t row) {
   if (part.to != nullptr) return store_sums<two>(part.to + row * part.sum_stride, part.sum_stride);
   if constexpr (E::kPlanes == 3) {
     const bool whole = part.count == kPanel && rows == (two ? 2 : 1) * kTileRows;
-    if (whole && (part.line == 0 || at + rows <= part.line_outputs)) return store_sums<two>(y, part.y_stride);
+    if (whole && part.limits == nullptr && (part.line == 0 || at + rows <= part.line_outputs))
+      return store_sums<two>(y, part.y_stride);
   }
   alignas(64) float sums[2 * kTileRows * kPanel];
   store_sums<two>(sums, kPanel);
   for (int64_t i = 0; i < rows; ++i) {
     if (part.line == 0 || at < part.line_outputs) {
-      store_row(sums + i * kPanel, late_bias, part.count, y);
+      store_row(sums + i * kPanel, late_bias, part.limits, part.count, y);
       y += part.y_stride;
     }
     if (++at == part.line) at = 0;

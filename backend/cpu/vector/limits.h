@@ -21,6 +21,10 @@ struct Limits {
   // Null where nothing is limited.
   const Limits* any() const { return *this == Limits() ? nullptr : this; }
 
+  float operator()(float value) const {
+    const float above = value < low ? low : value;
+    return above > high ? high : above;
+  }
   // Of a vector of floats. Of equals, and where one is NaN, V::max and V::min give the second.
   template <typename V>
   [[gnu::always_inline]] V operator()(V value) const {

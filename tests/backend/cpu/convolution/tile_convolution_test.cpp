@@ -12,6 +12,7 @@
 #include "backend/cpu/kernels/tile_gemm.h"
 #include "tests/backend/cpu/convolution/definition.h"
 #include "tests/backend/cpu/convolution/follower.h"
+#include "tests/backend/cpu/kernels/limits_check.h"
 #include "tests/catch/catch.h"
 
 namespace hetero::backend {
@@ -307,6 +308,30 @@ TEST_CASE("convolutions on tiles with a follower") {
       check_follower(g, [&](float* output, Follower* follower) {
         REQUIRE(convolve_tiles(
             {.geometry = g, .input = input.data(), .packed = packed.data(), .output = output, .follower = follower}));
+      });
+    }
+  }
+}
+
+TEST_CASE("convolutions on tiles limit what they store") {
+  if (!has_tiles()) return;
+  for (const int64_t outputs : {32, 40}) {
+    const Geometry g{
+        .channels = 32, .height = 9, .width = 21, .outputs = outputs, .kernel_height = 3, .kernel_width = 3};
+    const int64_t k = g.kernel() * g.channels;
+    for (const Element element : {Element::kFloat32, Element::kBfloat16}) {
+      const std::vector<std::byte> x = stored(numbers(g.pixels() * g.channels, 1), element);
+      const std::vector<std::byte> w = stored(numbers(outputs * k, 2), element);
+      const Packed packed(g, element, w.data());
+      check_limits(g.positions() * outputs, [&](float* output, const Limits& limits) {
+        std::vector<std::byte> y = stored(unset(g.positions() * outputs), element);
+        REQUIRE(convolve_tiles({.geometry = g,
+                                .element = element,
+                                .input = x.data(),
+                                .packed = packed.data(),
+                                .output = y.data(),
+                                .limits = limits}));
+        std::ranges::copy(widened(y, element), output);
       });
     }
   }

@@ -81,6 +81,28 @@ TEST_CASE("a follower that only limits values is known by its limits") {
   }
 }
 
+// Of entries of a half type, converted to floats and back.
+Case half(EntryType type, EntryType back) {
+  Case made;
+  made.entry_bytes = 2;
+  const auto converts = [](EntryType from, EntryType to) { return named(MapOperation::kConvert, to, from); };
+  const uint16_t wide = made.b.map(converts(type, EntryType::kFloat32), 4, {made.b.load(0, 2)});
+  const uint16_t limited = made.b.map(named(MapOperation::kClampMax), 4, {wide});
+  made.b.store(1, made.b.map(converts(EntryType::kFloat32, back), 2, {limited}));
+  return made;
+}
+
+TEST_CASE("limits of half types are entries of theirs") {
+  for (const EntryType type : {EntryType::kFloat16, EntryType::kBFloat16}) {
+    const auto ending = half(type, type).ending({number(6)});
+    REQUIRE(ending);
+    REQUIRE(ending->limits == Limits{.high = 6});
+    REQUIRE(!half(type, type).ending({number(0.1f)}));
+    REQUIRE(!half(type, type).ending({number(std::numeric_limits<float>::quiet_NaN())}));
+  }
+  REQUIRE(!half(EntryType::kFloat16, EntryType::kBFloat16).ending({number(6)}));
+}
+
 TEST_CASE("a follower that does more has to run") {
   SECTION("the values without limits are wanted") {
     Case made = one(MapOperation::kRelu, 1);

@@ -9,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include "tests/backend/cpu/kernels/limits_check.h"
 #include "tests/backend/cpu/kernels/matvec_case.h"
 #include "tests/backend/cpu/kernels/plain_gemm.h"
 #include "tests/catch/catch.h"
@@ -189,6 +190,25 @@ TEST_CASE("rows that tiles cannot have go to the float32 product, with those of 
   CHECK(plain_rows <= rows_before + 512);
   CHECK(product_of(5, 2, 1200) == 38 + 5 + 2);
   CHECK(plain_products == before + 1);
+}
+
+TEST_CASE("a product of tiles limits what it stores, and what the float32 product computes for it") {
+  if (!have_tiles()) return;
+  // The last one is cut into parts of k, whose sums are not limited.
+  for (const auto& [m, n, k] : std::vector<std::array<int64_t, 3>>{{5, 7, 3}, {33, 64, 96}, {70, 48, 9000}}) {
+    for (const bool is_plain : {false, true}) {
+      Matrix x(Element::kFloat32, m, k, k), w(Element::kFloat32, n, k, k, 8);
+      if (is_plain) x.set(0, 1, std::numeric_limits<float>::quiet_NaN());
+      Matvec call{.m = m, .n = n, .k = k, .x = x.data(), .x_stride = k, .w = w.data(), .w_stride = k, .y_stride = n};
+      const int64_t before = plain_products;
+      check_limits(m * n, [&](float* y, const Limits& limits) {
+        call.y = y;
+        call.limits = limits;
+        multiply(call, true);
+      });
+      CHECK((plain_products > before) == is_plain);
+    }
+  }
 }
 
 TEST_CASE("what tiles cannot have is found in a transposed x too") {
