@@ -309,7 +309,7 @@ bool BoundProgram::lead(const Step& step, Slot& slot) {
   call_kernel(invocation);
   if (!follower.finished()) return false;
   ++counts_.kernels;
-  ++counts_.followed;
+  ++(follower.limited() ? counts_.limited : counts_.followed);
   return true;
 }
 

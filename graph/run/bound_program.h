@@ -51,6 +51,7 @@ using Place = std::array<void*, backend::kMostDevices>;
   X(allocations, "blocks that a run had to take, for members of a group that could not run as one") \
   X(segments, "segments launched; the kernels of each count as kernels too")                        \
   X(followed, "calls during which the fused kernel behind them ran, on parts of their results")     \
+  X(limited, "calls that limited their results in place of the fused kernel behind them")           \
   X(recordings, "segments recorded")                                                                \
   X(prepared, "calls for which a kernel chose how to compute, before any run")
 

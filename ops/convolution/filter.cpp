@@ -21,6 +21,7 @@
 #include "backend/cpu/winograd/winograd.h"
 #include "ops/kernels/blas.h"
 #include "ops/kernels/packed_product.h"
+#include "ops/kernels/own_kernel.h"
 #include "ops/memory/offered_memory.h"
 #include "ops/settings/parallel.h"
 
@@ -447,11 +448,16 @@ at::Tensor convolve_by_filter(Implementation implementation, const ConvolutionCa
     return convolve_packed(call.settings, images, filter, bias);
   }
   Destination to{.result = output.mutable_data_ptr(), .limits = {}, .follower = follower};
-  const std::optional<backend::Follower::Ending> ending = follower != nullptr ? follower->ending() : std::nullopt;
+  std::optional<backend::Follower::Ending> ending;
+  if (follower != nullptr) ending = follower->ending(entry_type(call.shape.element));
   if (ending) to = {.result = ending->result, .limits = ending->limits, .follower = nullptr};
   const Made made = convolve_to(to, implementation, call, filter, input, bias);
   if (!made.reachable) return at::Tensor();
-  if (ending || made.followed) follower->finish();
+  if (ending) {
+    follower->finish_by_limits();
+  } else if (made.followed) {
+    follower->finish();
+  }
   return output;
 }
 

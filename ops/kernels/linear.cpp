@@ -456,14 +456,15 @@ void multiply(Implementation implementation, const graph::Invocation& invocation
   const bool tiles = implementation == Implementation::kTiles || implementation == Implementation::kPackedTiles;
   const auto run = [&](const Matvec& call) { tiles ? backend::tile_gemm(call, &sgemm) : backend::panel_gemm(call); };
   backend::Follower* const follower = product.call.packed != nullptr ? invocation.follower : nullptr;
-  if (const auto ending = follower != nullptr ? follower->ending() : std::nullopt) {
+  if (follower == nullptr) return run(product.call);
+  if (const auto ending = follower->ending(entry_type(product.call.element))) {
     Matvec call = product.call;
     call.y = ending->result;
     call.limits = ending->limits;
     run(call);
-    return follower->finish();
+    return follower->finish_by_limits();
   }
-  if (follower != nullptr && backend::multiply_followed(product.call, run, *follower)) return follower->finish();
+  if (backend::multiply_followed(product.call, run, *follower)) return follower->finish();
   run(product.call);
 }
 

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "backend/cpu/kernels/matvec.h"
+#include "backend/fused/kernel.h"
 #include "graph/ir/op.h"
 #include "ops/kernels/profiled.h"
 #include "ops/settings/config.h"
@@ -16,6 +17,11 @@
 
 namespace hetero::ops {
 
+inline backend::EntryType entry_type(backend::Element element) {
+  return element == backend::Element::kFloat32    ? backend::EntryType::kFloat32
+         : element == backend::Element::kBfloat16 ? backend::EntryType::kBFloat16
+                                                  : backend::EntryType::kFloat16;
+}
 inline std::optional<backend::Element> element_of(graph::DType dtype) {
   switch (static_cast<c10::ScalarType>(dtype)) {
     case c10::kFloat:

@@ -132,6 +132,7 @@ CPU_ALONE = {
     "test_group_norm.py::test_kernels_of_norms": "counts kernels of the CPU",
     "test_encoder_layers.py::test_encoders_run": "counts kernels of the CPU",
     "test_followers.py::test_an_activation": "counts kernels of the CPU",
+    "test_followers.py::test_limits_are": "counts kernels of the CPU",
     "test_packed_lstm.py": "counts layers of the CPU that keep packed weights",
     "test_recurrent_layers.py": "counts layers of the CPU that keep packed weights",
     "test_images.py::test_convolutions_have_packed": "counts convolutions of the CPU that keep packed weights",

@@ -119,9 +119,9 @@ struct Corner {
 void find_pixels(const ConvolutionGeometry& g, int64_t pixel_bytes, const std::byte* input, const void* zeros,
                  int64_t first, int64_t count, int64_t stride, const void** to) {
   Corner corner(g, first);
-  const int64_t step = g.stride_x * pixel_bytes;
   while (count > 0) {
     const int64_t run = std::min(count, corner.left_in_row()), top = corner.top(), left = corner.left();
+    const int64_t step = run > 1 ? g.stride_x * pixel_bytes : 0;  // a stride may be huge
     const void** at = to;
     for (int64_t ky = 0; ky < g.kernel_height; ++ky) {
       const int64_t y = top + ky * g.dilation_y;
@@ -132,7 +132,7 @@ void find_pixels(const ConvolutionGeometry& g, int64_t pixel_bytes, const std::b
         const int64_t x = left + kx * g.dilation_x;
         int64_t begin = run, end = run;
         if (is_row && x < g.width) {
-          begin = std::min(x < 0 ? divide_up(-x, g.stride_x) : 0, run);
+          begin = std::min(x < 0 ? (-x - 1) / g.stride_x + 1 : 0, run);
           end = std::clamp((g.width - 1 - x) / g.stride_x + 1, begin, run);
         }
         std::fill(at, at + begin, zeros);
@@ -268,12 +268,13 @@ const std::byte* copy_images(const DirectConvolution& call, const Copied& copy, 
 void find_lines(const ConvolutionGeometry& g, int64_t pixel_bytes, const std::byte* images, int64_t first,
                 int64_t count, int64_t stride, const void** to) {
   const Copied copy(g, true);
-  const int64_t line_bytes = copy.width * pixel_bytes, step = g.stride_x * pixel_bytes;
+  const int64_t line_bytes = copy.width * pixel_bytes;
   Corner corner(g, first);
   while (count > 0) {
     const int64_t run = std::min(count, corner.left_in_row());
-    const std::byte* line =
-        images + (corner.image * copy.height + corner.y * g.stride_y) * line_bytes + corner.x * step;
+    const int64_t step = run > 1 ? g.stride_x * pixel_bytes : 0;  // a stride may be huge
+    const std::byte* line = images + (corner.image * copy.height + corner.y * g.stride_y) * line_bytes +
+                            corner.x * g.stride_x * pixel_bytes;
     for (int64_t ky = 0; ky < g.kernel_height; ++ky, line += g.dilation_y * line_bytes) {
       const void** const at = to + ky * stride;
       for (int64_t i = 0; i < run; ++i) at[i] = line + i * step;

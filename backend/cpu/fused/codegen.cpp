@@ -339,7 +339,7 @@ class LoopGenerator final : VectorAssembler {
     minimum(power, real_in(half, kExpHighest), power);
     maximum(power, real_in(half, kExpLowest), power);
     multiply(to, power, real_operand(kExpScale));
-    if (wide_) {                  // a float
+    if (wide_) {                  // `whole` stays a float
       vrndscaleps(whole, to, 0);  // to nearest, even
       move(to, whole);
     } else {

@@ -181,7 +181,7 @@ class ProgramCompiler {
     if (maps > 0 && (run.size() >= 2 || calls_library(step(run[0]).map.formula))) {
       const Outcome outcome = emit_compiled(run);
       if (outcome == Outcome::kCompiled) return;
-      if (outcome == Outcome::kTooLarge) {
+      if (outcome == Outcome::kTooLarge && run.size() >= 2) {
         emit_run(run.first(run.size() / 2));
         return emit_run(run.subspan(run.size() / 2));
       }

@@ -45,9 +45,9 @@ bool Follower::can_follow(const FusedLaunch& launch, uint16_t operand, int64_t e
   return view.dense && view.offset == 0 && launch.space.rows * launch.space.row == entries;
 }
 
-std::optional<Follower::Ending> Follower::ending() const {
+std::optional<Follower::Ending> Follower::ending(EntryType type) const {
   const LimitStep& step = launch_.limit;
-  if (step.operation == MapOperation::kOpaque || step.from != operand_) return std::nullopt;
+  if (step.operation == MapOperation::kOpaque || step.from != operand_ || step.type != type) return std::nullopt;
   if (wanted_ && step.to != operand_) return std::nullopt;
   const Limits limits = limits_of(step, numbers_);
   const OperandView& view = launch_.space.operands[step.to];

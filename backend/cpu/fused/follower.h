@@ -52,20 +52,24 @@ class Follower {
   bool wants_result() const { return wanted_; }
   // Whether parts may begin and end at multiples of so many elements.
   bool fits(int64_t elements) const { return elements % part_ == 0; }
-  // The limits of floats, and where they go, laid out as the result is: elsewhere, or in its place.
-  // Nothing where the launch does more, or values without limits are wanted.
+  // The limits, and where entries of this type go that have them, laid out as the result is:
+  // elsewhere, or in its place. Nothing where the launch does more, takes the result's bytes for
+  // another type's, or values without limits are wanted.
   struct Ending {
     Limits limits;
     void* result;
   };
-  std::optional<Ending> ending() const;
+  std::optional<Ending> ending(EntryType type) const;
 
   // Elements [begin, end) of the result are at `elements`, in the order of its memory.
   void run(int64_t begin, int64_t end, const void* elements) const;
 
   // It has run on all of the result.
   void finish() { finished_ = true; }
+  // The kernel has done what ending() says.
+  void finish_by_limits() { finished_ = limited_ = true; }
   bool finished() const { return finished_; }
+  bool limited() const { return limited_; }
 
  private:
   static constexpr size_t kMostOperands = 32;
@@ -77,6 +81,7 @@ class Follower {
   const bool wanted_;
   const int64_t part_;
   bool finished_ = false;
+  bool limited_ = false;
 };
 
 }  // namespace hetero::backend

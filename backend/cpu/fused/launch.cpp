@@ -203,6 +203,43 @@ const char* broken_rule(const FusedKernel& kernel, const FusedSpace& space, Fact
   return nullptr;
 }
 
+bool is_limit(MapOperation operation) {
+  return operation == MapOperation::kRelu || operation == MapOperation::kClamp ||
+         operation == MapOperation::kClampMin || operation == MapOperation::kClampMax;
+}
+
+// A load, a limit and a store, with conversions around the limit.
+LimitStep limit_step(const FusedKernel& kernel) {
+  using Kind = FusedStep::Kind;
+  const size_t count = kernel.steps.size();
+  if (count != 3 && count != 5) return {};
+  const FusedStep &load = kernel.steps.front(), &limit = kernel.steps[count / 2], &store = kernel.steps.back();
+  if (load.kind != Kind::kLoad || store.kind != Kind::kStore) return {};
+  for (size_t i = 1; i + 1 < count; ++i) {
+    const FusedStep& step = kernel.steps[i];
+    if (step.kind != Kind::kMap || step.input_count != 1 || step.inputs[0] != kernel.steps[i - 1].value) return {};
+  }
+  const MapFormula& formula = limit.map.formula;
+  if (store.value != kernel.steps[count - 2].value || !is_limit(formula.operation) ||
+      formula.type != EntryType::kFloat32) {
+    return {};
+  }
+  EntryType type = EntryType::kFloat32;
+  if (count == 5) {
+    const MapFormula &widens = kernel.steps[1].map.formula, &rounds = kernel.steps[3].map.formula;
+    type = widens.from;
+    const bool is_half = type == EntryType::kFloat16 || type == EntryType::kBFloat16;
+    const auto converts = [](const MapFormula& it, EntryType from, EntryType to) {
+      return it.operation == MapOperation::kConvert && it.from == from && it.type == to;
+    };
+    if (!is_half || !converts(widens, type, EntryType::kFloat32) || !converts(rounds, EntryType::kFloat32, type)) {
+      return {};
+    }
+  }
+  if (formula.from != EntryType{} && formula.from != type) return {};
+  return {formula.operation, type, load.operand, store.operand, limit.first_number};
+}
+
 Status prepare_stages(const FusedKernel& kernel, const FusedSpace& space, FusedLaunch& launch) {
   std::vector<StageKernel> kernels;
   launch.temporary_bytes = split_stages(kernel, space, kernels);
@@ -224,47 +261,6 @@ bool FusedLaunch::is_compiled() const {
   return !program.compiled.empty() ||
          std::ranges::any_of(stages, [](const FusedStage& stage) { return stage.launch.is_compiled(); });
 }
-
-namespace {
-
-bool limits(MapOperation operation) {
-  return operation == MapOperation::kRelu || operation == MapOperation::kClamp ||
-         operation == MapOperation::kClampMin || operation == MapOperation::kClampMax;
-}
-
-// A load, a limit and a store, with conversions around the limit.
-LimitStep limit_step(const FusedKernel& kernel) {
-  using Kind = FusedStep::Kind;
-  const size_t count = kernel.steps.size();
-  if (count != 3 && count != 5) return {};
-  const FusedStep &load = kernel.steps.front(), &limit = kernel.steps[count / 2], &store = kernel.steps.back();
-  if (load.kind != Kind::kLoad || store.kind != Kind::kStore) return {};
-  for (size_t i = 1; i + 1 < count; ++i) {
-    const FusedStep& step = kernel.steps[i];
-    if (step.kind != Kind::kMap || step.input_count != 1 || step.inputs[0] != kernel.steps[i - 1].value) return {};
-  }
-  const MapFormula& formula = limit.map.formula;
-  if (store.value != kernel.steps[count - 2].value || !limits(formula.operation) ||
-      formula.type != EntryType::kFloat32) {
-    return {};
-  }
-  EntryType type = EntryType::kFloat32;
-  if (count == 5) {
-    const MapFormula &widens = kernel.steps[1].map.formula, &rounds = kernel.steps[3].map.formula;
-    type = widens.from;
-    const bool is_half = type == EntryType::kFloat16 || type == EntryType::kBFloat16;
-    const auto converts = [](const MapFormula& it, EntryType from, EntryType to) {
-      return it.operation == MapOperation::kConvert && it.from == from && it.type == to;
-    };
-    if (!is_half || !converts(widens, type, EntryType::kFloat32) || !converts(rounds, EntryType::kFloat32, type)) {
-      return {};
-    }
-  }
-  if (formula.from != EntryType{} && formula.from != type) return {};
-  return {formula.operation, type, load.operand, store.operand, limit.first_number};
-}
-
-}  // namespace
 
 Status prepare_fused(const FusedKernel& kernel, const FusedSpace& space, FusedLaunch& launch) {
   thread_local Facts facts;

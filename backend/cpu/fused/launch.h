@@ -61,8 +61,8 @@ class DeviceSlot {
   mutable std::atomic<DevicePart*> part_{nullptr};
 };
 
-// Of a kernel that does nothing but limit the entries of one operand: ReLU, or a clamp by numbers,
-// in float32, also of a half type's entries.
+// What a kernel does that only limits the entries of one operand: ReLU, or a clamp by numbers, in
+// float32, also of a half type's entries.
 struct LimitStep {
   MapOperation operation = MapOperation::kOpaque;  // this one: it is another kernel
   EntryType type = EntryType::kFloat32;            // of the entries

@@ -420,7 +420,7 @@ void store_sums(float* to, int64_t stride) {
 }
 
 void limit(const Limits& limits, __m512& sums) {
-  // Of a NaN and a limit, the second operand.
+  // The second operand is the result where one is NaN.
   sums = _mm512_min_ps(_mm512_set1_ps(limits.high), _mm512_max_ps(_mm512_set1_ps(limits.low), sums));
 }
 

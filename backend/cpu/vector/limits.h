@@ -12,7 +12,8 @@
 namespace hetero::backend {
 
 // What is below `low` becomes that, and then what is above `high` becomes that; NaN stays. Neither
-// is NaN.
+// is NaN. Kernels limit sums before they round them: a small negative number becomes 0 under ReLU,
+// where a half type would have rounded it to -0 first.
 struct Limits {
   float low = -std::numeric_limits<float>::infinity();
   float high = std::numeric_limits<float>::infinity();
@@ -25,7 +26,8 @@ struct Limits {
     const float above = value < low ? low : value;
     return above > high ? high : above;
   }
-  // Of a vector of floats. Of equals, and where one is NaN, V::max and V::min give the second.
+  // The same for a vector of floats. V::max and V::min give the second of equals, and where one is
+  // NaN.
   template <typename V>
   [[gnu::always_inline]] V operator()(V value) const {
     return V::min(V::of(high), V::max(V::of(low), value));

@@ -103,6 +103,33 @@ def test_values_that_tiles_cannot_have_are_computed_again() -> None:
     close(program(x), model, x)
 
 
+def test_limits_are_the_end_of_kernels() -> None:
+    for act in (nn.ReLU(), nn.ReLU(inplace=True), nn.ReLU6(), nn.Hardtanh(-0.5, 1.0)):
+        model = nn.Sequential(depthwise(32), act)
+        x = torch.randn(IMAGE).to(memory_format=torch.channels_last)
+        for precision in ("float32", "bfloat16"):
+            program = saved(model, x, precision=precision)
+            program(x)
+            before = dict(program.counts)
+            program(x)
+            assert program.counts["limited"] == before["limited"] + 1, (act, precision)
+            assert program.counts["followed"] == before["followed"], (act, precision)
+
+
+def test_a_result_seen_as_another_type_has_its_own_limits() -> None:
+    x = torch.randn(IMAGE)
+    model = Net(lambda m, x: m.a(x).view(torch.int32).clamp(max=1 << 29).view(torch.float32), a=depthwise(32))
+    with torch.no_grad():
+        torch.testing.assert_close(saved(model, x)(x), model(x))
+    model = Net(lambda m, x: m.a(x).view(torch.bfloat16).clamp(max=1).view(torch.half), a=depthwise(32).half())
+    x = x.half()
+    with torch.no_grad():
+        actual, expected = saved(model, x)(x), model(x)
+    # A last bit of the sum may differ.
+    off = (actual.view(torch.int16).int() - expected.view(torch.int16).int()).abs()
+    assert (off <= 1).float().mean() > 0.98
+
+
 def test_limits_keep_what_is_no_number() -> None:
     for layer in (depthwise(32), nn.Conv2d(32, 48, 1), nn.Conv2d(32, 48, 3), nn.Conv2d(32, 64, 3, groups=2)):
         model = Net(lambda m, x: F.relu6(m.a(x)), a=layer)

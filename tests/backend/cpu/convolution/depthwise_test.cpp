@@ -210,10 +210,21 @@ TEST_CASE("depthwise convolutions limit what they store") {
         std::vector<float> input = numbers(g.pixels() * channels, 1);
         input[static_cast<size_t>(channels)] = std::nanf("");
         const std::vector<float> taps = numbers(g.kernel() * channels, 2);
-        check_limits(g.positions() * channels, [&](float* output, const Limits& limits) {
-          depthwise({.geometry = g, .input = input.data(), .taps = taps.data(), .output = output, .limits = limits},
-                    set);
-        });
+        for (const Element element : {Element::kFloat32, Element::kBfloat16, Element::kFloat16}) {
+          const std::vector<std::byte> x = stored(input, element);
+          const auto run = [&](float* output, const Limits& limits) {
+            std::vector<std::byte> y = stored(unset(g.positions() * channels), element);
+            depthwise({.geometry = g,
+                       .element = element,
+                       .input = x.data(),
+                       .taps = taps.data(),
+                       .output = y.data(),
+                       .limits = limits},
+                      set);
+            std::ranges::copy(widened(y, element), output);
+          };
+          check_limits(g.positions() * channels, run, element != Element::kFloat32);
+        }
       }
     }
   }

@@ -323,7 +323,7 @@ TEST_CASE("convolutions on tiles limit what they store") {
       const std::vector<std::byte> x = stored(numbers(g.pixels() * g.channels, 1), element);
       const std::vector<std::byte> w = stored(numbers(outputs * k, 2), element);
       const Packed packed(g, element, w.data());
-      check_limits(g.positions() * outputs, [&](float* output, const Limits& limits) {
+      const auto run = [&](float* output, const Limits& limits) {
         std::vector<std::byte> y = stored(unset(g.positions() * outputs), element);
         REQUIRE(convolve_tiles({.geometry = g,
                                 .element = element,
@@ -332,7 +332,8 @@ TEST_CASE("convolutions on tiles limit what they store") {
                                 .output = y.data(),
                                 .limits = limits}));
         std::ranges::copy(widened(y, element), output);
-      });
+      };
+      check_limits(g.positions() * outputs, run, element != Element::kFloat32);
     }
   }
 }

@@ -31,7 +31,7 @@ struct Case {
   bool wanted = false;
 
   // Of the operand 0, on memory of each.
-  std::optional<Follower::Ending> ending(std::vector<Number> numbers = {}) {
+  std::optional<Follower::Ending> ending(std::vector<Number> numbers = {}, EntryType type = EntryType::kFloat32) {
     const int operands = b.kernel.operand_count;
     if (space.rank == 0) space = testing::dense_space({kRows, kRow}, 0, operands, static_cast<int>(entry_bytes));
     FusedLaunch launch;
@@ -43,7 +43,7 @@ struct Case {
       addresses[i] = memory[i].data();
     }
     numbers.resize(8);
-    return Follower(launch, addresses, numbers.data(), 0, wanted).ending();
+    return Follower(launch, addresses, numbers.data(), 0, wanted).ending(type);
   }
 };
 
@@ -94,13 +94,16 @@ Case half(EntryType type, EntryType back) {
 
 TEST_CASE("limits of half types are entries of theirs") {
   for (const EntryType type : {EntryType::kFloat16, EntryType::kBFloat16}) {
-    const auto ending = half(type, type).ending({number(6)});
+    const auto ending = half(type, type).ending({number(6)}, type);
     REQUIRE(ending);
     REQUIRE(ending->limits == Limits{.high = 6});
-    REQUIRE(!half(type, type).ending({number(0.1f)}));
-    REQUIRE(!half(type, type).ending({number(std::numeric_limits<float>::quiet_NaN())}));
+    REQUIRE(!half(type, type).ending({number(0.1f)}, type));
+    REQUIRE(!half(type, type).ending({number(std::numeric_limits<float>::quiet_NaN())}, type));
+    // The kernel's own type is another, of as many bytes.
+    const EntryType other = type == EntryType::kFloat16 ? EntryType::kBFloat16 : EntryType::kFloat16;
+    REQUIRE(!half(type, type).ending({number(6)}, other));
   }
-  REQUIRE(!half(EntryType::kFloat16, EntryType::kBFloat16).ending({number(6)}));
+  REQUIRE(!half(EntryType::kFloat16, EntryType::kBFloat16).ending({number(6)}, EntryType::kFloat16));
 }
 
 TEST_CASE("a follower that does more has to run") {

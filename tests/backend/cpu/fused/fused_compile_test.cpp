@@ -668,6 +668,22 @@ TEST_CASE("compiled: rows and their reductions give the interpreter's bits") {
   }
 }
 
+TEST_CASE("compiled: SiLU alone, and interpreted where there is no room for code") {
+  if (sets().empty()) return;
+  std::mt19937 random(9);
+  Case c = case_of({1000});
+  const uint16_t x = c.builder.load(c.add_operand(random, EntryType::kFloat32), 4);
+  const MapFunction silu_map{map_unary<float, float, silu>, {O::kSilu, EntryType::kFloat32, {}, {}}};
+  c.builder.store(c.add_operand(random, EntryType::kFloat32), c.builder.map(silu_map, 4, {x}));
+  for (const size_t runs : c.check()) CHECK(runs == 1);
+  const std::vector<uint8_t> code(kMaxCodeBytes - ExecutableMemory::bytes_in_use());
+  const ExecutableMemory all = ExecutableMemory::copy(code, kMaxCodeBytes);
+  REQUIRE(all);
+  FusedLaunch launch;
+  REQUIRE(prepare_fused(c.builder.kernel, c.space, launch).ok());
+  CHECK(!launch.is_compiled());
+}
+
 TEST_CASE("compiled: where the system refuses executable memory, programs are interpreted") {
   constexpr int kSetMdwe = 65, kRefuseExecGain = 1;  // PR_SET_MDWE of Linux 6.3
   constexpr int kUnsupported = 7;

@@ -114,14 +114,29 @@ TEST_CASE("a product of panels limits what it stores") {
   for (const InstructionSet set : sets()) {
     // The last one has parts of k, whose sums are not limited.
     for (const auto& [m, n, k] : std::vector<std::array<int64_t, 3>>{{5, 7, 3}, {29, 48, 16}, {31, 80, 5000}}) {
-      Matrix x(Element::kFloat32, m, k, k), w(Element::kFloat32, n, k, k, 8);
-      x.set(0, 1, std::nanf(""));
-      Matvec call{.m = m, .n = n, .k = k, .x = x.data(), .x_stride = k, .w = w.data(), .w_stride = k, .y_stride = n};
-      check_limits(m * n, [&, m = m](float* y, const Limits& limits) {
-        call.y = y;
-        call.limits = limits;
-        multiply(call, m % 2 == 1, set);
-      });
+      for (const Element element : kElements) {
+        Matrix x(element, m, k, k), w(element, n, k, k, 8);
+        x.set(0, 1, std::nanf(""));
+        Matvec call{.element = element,
+                    .m = m,
+                    .n = n,
+                    .k = k,
+                    .x = x.data(),
+                    .x_stride = k,
+                    .w = w.data(),
+                    .w_stride = k,
+                    .y_stride = n};
+        for (const bool packed : {false, true}) {
+          const auto run = [&](float* y, const Limits& limits) {
+            std::vector<std::byte> stored(static_cast<size_t>(m * n * element_bytes(element)));
+            call.y = stored.data();
+            call.limits = limits;
+            multiply(call, packed, set);
+            widen(element, stored.data(), call.m * call.n, y);
+          };
+          check_limits(m * n, run, element != Element::kFloat32);
+        }
+      }
     }
   }
 }
