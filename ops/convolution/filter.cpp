@@ -20,8 +20,8 @@
 #include "backend/cpu/vector/scratch.h"
 #include "backend/cpu/winograd/winograd.h"
 #include "ops/kernels/blas.h"
-#include "ops/kernels/packed_product.h"
 #include "ops/kernels/own_kernel.h"
+#include "ops/kernels/packed_product.h"
 #include "ops/memory/offered_memory.h"
 #include "ops/settings/parallel.h"
 
