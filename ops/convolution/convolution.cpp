@@ -274,9 +274,6 @@ ConvolutionChoice try_keeping(const graph::Invocation& invocation, const Convolu
   const Measured measured = Sample(invocation, call, values).measure(candidates, true);
   if (measured.repeated || guesses) {
     choice.sure = choice.sure && measured.repeated;
-    // Others' kernels have to gain more: the threads of a program that has none need not wait for
-    // each other (begin_openmp).
-    constexpr double kOfOpenMp = 1.1;
     const auto cost = [&](size_t i) {
       const bool of_others = candidates[i] == Implementation::kStock || candidates[i] == Implementation::kPacked;
       return measured.seconds[i] * (of_others ? kOfOpenMp : 1);

@@ -358,14 +358,16 @@ LinearChoice try_packing(const graph::Invocation& invocation, const Product& pro
   const Measured measured = Sample(invocation, product, values).measure(candidates);
   if (measured.repeated || guesses) {
     choice.sure = choice.sure && measured.repeated;
-    const auto with_pass = [&](size_t i) {
-      const bool leads = needs_packing(candidates[i]) && candidates[i] != Implementation::kPackedBlas;
+    const auto cost = [&](size_t i) {
+      const bool of_others = candidates[i] == Implementation::kStock || candidates[i] == Implementation::kPackedBlas;
+      const bool leads = needs_packing(candidates[i]) && !of_others;
       const bool has_pass = product.shape.leads && !leads;
-      return measured.seconds[i] * (has_pass ? 1 + kTermsOfPass / static_cast<double>(product.call.k) : 1);
+      return measured.seconds[i] * (has_pass ? 1 + kTermsOfPass / static_cast<double>(product.call.k) : 1) *
+             (of_others ? kOfOpenMp : 1);
     };
     size_t best = 1;
-    for (size_t i = 2; i < candidates.size(); ++i) best = with_pass(i) < with_pass(best) ? i : best;
-    choice.packed = with_pass(best) < with_pass(0) / kWorthPacking ? candidates[best] : Implementation::kStock;
+    for (size_t i = 2; i < candidates.size(); ++i) best = cost(i) < cost(best) ? i : best;
+    choice.packed = cost(best) < cost(0) / kWorthPacking ? candidates[best] : Implementation::kStock;
   }
   return choice;
 }

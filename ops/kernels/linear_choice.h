@@ -40,7 +40,7 @@ const char* to_string(LinearImplementation implementation);
 
 // The properties of a product y[m, n] = x[m, k] * w that the choice depends on.
 struct LinearShape {
-  static constexpr const char* kKind = "linear 10";
+  static constexpr const char* kKind = "linear 11";
   backend::Element element;
   bool x_columns;  // x is [k, m]
   bool columns;    // w is [k, n]
