@@ -25,8 +25,8 @@ struct Measured {
 // two uses of a weight, a program uses others.
 Measured measure(size_t count, backend::FunctionRef<void(size_t)> run);
 
-// The time of others' kernels counts as so much more: they keep OpenMP's threads, and the threads of
-// a program that has none of them need not wait for each other (begin_openmp).
+// The time of others' kernels counts as so much more: they keep OpenMP's threads, and the threads
+// of a program that has none of them need not wait for each other (begin_openmp).
 inline constexpr double kOfOpenMp = 1.1;
 
 // The fastest candidate. The first one, the stock kernel, unless another gains more than a few

@@ -499,6 +499,10 @@ class LoopGenerator final : VectorAssembler {
 
 bool has_code_generator() { return true; }
 
+bool is_worth_generating_alone(const MapFormula& formula) {
+  return formula.operation == MapOperation::kSigmoid || formula.operation == MapOperation::kSilu;
+}
+
 namespace {
 
 bool can_convert(EntryType from, EntryType to) {
@@ -562,6 +566,7 @@ size_t generate_vector_loop(std::span<const VectorInstruction> run, int array_co
 #else
 
 bool has_code_generator() { return false; }
+bool is_worth_generating_alone(const MapFormula&) { return false; }
 bool can_generate(const MapFormula&) { return false; }
 size_t generate_vector_loop(std::span<const VectorInstruction>, int, InstructionSet, std::span<uint8_t>) { return 0; }
 

@@ -35,6 +35,9 @@ inline constexpr size_t kMaxVectorInstructions = 256;
 
 // Whether code can be generated for maps with this formula.
 bool can_generate(const MapFormula& formula);
+// Whether code is faster than the map's own function even where it is alone: that one calls a
+// library for each vector.
+bool is_worth_generating_alone(const MapFormula& formula);
 
 // Writes the loop into `code`. The number of bytes, or 0 where the run needs more registers, or
 // more code, than there is. REQUIRES: set is not kNone; each value is made once, before it is used;

@@ -141,12 +141,6 @@ class ProgramCompiler {
     return it.kind == Kind::kCopy || it.kind == Kind::kFill;
   }
 
-  // Whether the map's own function calls another one for each vector. Machine code is faster then,
-  // even alone.
-  static bool calls_library(const MapFormula& formula) {
-    return formula.operation == MapOperation::kSigmoid || formula.operation == MapOperation::kSilu;
-  }
-
   int inputs_of(const ProgramStep& it) const {
     return it.kind == Kind::kMap ? input_count(it.map.formula) : it.kind == Kind::kCopy ? 1 : 0;
   }
@@ -178,7 +172,7 @@ class ProgramCompiler {
 
   void emit_run(std::span<const uint32_t> run) {
     const auto maps = std::count_if(run.begin(), run.end(), [&](uint32_t s) { return step(s).kind == Kind::kMap; });
-    if (maps > 0 && (run.size() >= 2 || calls_library(step(run[0]).map.formula))) {
+    if (maps > 0 && (run.size() >= 2 || is_worth_generating_alone(step(run[0]).map.formula))) {
       const Outcome outcome = emit_compiled(run);
       if (outcome == Outcome::kCompiled) return;
       if (outcome == Outcome::kTooLarge && run.size() >= 2) {

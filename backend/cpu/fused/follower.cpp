@@ -18,22 +18,9 @@ bool is_entry(EntryType type, float number) {
 }
 
 Limits limits_of(const LimitStep& step, const Number* numbers) {
-  const Number* const of_step = numbers + step.first_number;
-  Limits limits;
-  switch (step.operation) {
-    case MapOperation::kRelu:
-      limits.low = 0;
-      break;
-    case MapOperation::kClamp:
-      limits = {of_step[0].f32, of_step[1].f32};
-      break;
-    case MapOperation::kClampMin:
-      limits.low = of_step[0].f32;
-      break;
-    default:
-      limits.high = of_step[0].f32;
-      break;
-  }
+  Limits limits = step.limits;
+  if (step.low_number >= 0) limits.low = numbers[step.low_number].f32;
+  if (step.high_number >= 0) limits.high = numbers[step.high_number].f32;
   return limits;
 }
 
@@ -47,7 +34,7 @@ bool Follower::can_follow(const FusedLaunch& launch, uint16_t operand, int64_t e
 
 std::optional<Follower::Ending> Follower::ending(EntryType type) const {
   const LimitStep& step = launch_.limit;
-  if (step.operation == MapOperation::kOpaque || step.from != operand_ || step.type != type) return std::nullopt;
+  if (!step.is_there || step.from != operand_ || step.type != type) return std::nullopt;
   if (wanted_ && step.to != operand_) return std::nullopt;
   const Limits limits = limits_of(step, numbers_);
   const OperandView& view = launch_.space.operands[step.to];

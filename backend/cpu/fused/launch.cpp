@@ -203,9 +203,26 @@ const char* broken_rule(const FusedKernel& kernel, const FusedSpace& space, Fact
   return nullptr;
 }
 
-bool is_limit(MapOperation operation) {
-  return operation == MapOperation::kRelu || operation == MapOperation::kClamp ||
-         operation == MapOperation::kClampMin || operation == MapOperation::kClampMax;
+// The limits of a map; false where it is another one.
+bool find_limits(const FusedStep& map, LimitStep& found) {
+  const int first = map.first_number;
+  switch (map.map.formula.operation) {
+    case MapOperation::kRelu:
+      found.limits.low = 0;
+      return true;
+    case MapOperation::kClamp:
+      found.low_number = first;
+      found.high_number = first + 1;
+      return true;
+    case MapOperation::kClampMin:
+      found.low_number = first;
+      return true;
+    case MapOperation::kClampMax:
+      found.high_number = first;
+      return true;
+    default:
+      return false;
+  }
 }
 
 // A load, a limit and a store, with conversions around the limit.
@@ -220,11 +237,15 @@ LimitStep limit_step(const FusedKernel& kernel) {
     if (step.kind != Kind::kMap || step.input_count != 1 || step.inputs[0] != kernel.steps[i - 1].value) return {};
   }
   const MapFormula& formula = limit.map.formula;
-  if (store.value != kernel.steps[count - 2].value || !is_limit(formula.operation) ||
-      formula.type != EntryType::kFloat32) {
+  LimitStep found;
+  found.is_there = true;
+  found.from = load.operand;
+  found.to = store.operand;
+  if (store.value != kernel.steps[count - 2].value || formula.type != EntryType::kFloat32 ||
+      !find_limits(limit, found)) {
     return {};
   }
-  EntryType type = EntryType::kFloat32;
+  EntryType& type = found.type;
   if (count == 5) {
     const MapFormula &widens = kernel.steps[1].map.formula, &rounds = kernel.steps[3].map.formula;
     type = widens.from;
@@ -237,7 +258,7 @@ LimitStep limit_step(const FusedKernel& kernel) {
     }
   }
   if (formula.from != EntryType{} && formula.from != type) return {};
-  return {formula.operation, type, load.operand, store.operand, limit.first_number};
+  return found;
 }
 
 Status prepare_stages(const FusedKernel& kernel, const FusedSpace& space, FusedLaunch& launch) {

@@ -23,6 +23,7 @@
 #include "backend/base/status.h"
 #include "backend/cpu/fused/program.h"
 #include "backend/cpu/fused/space.h"
+#include "backend/cpu/vector/limits.h"
 #include "backend/fused/kernel.h"
 #include "backend/fused/stages.h"
 
@@ -64,11 +65,13 @@ class DeviceSlot {
 // What a kernel does that only limits the entries of one operand: ReLU, or a clamp by numbers, in
 // float32, also of a half type's entries.
 struct LimitStep {
-  MapOperation operation = MapOperation::kOpaque;  // this one: it is another kernel
-  EntryType type = EntryType::kFloat32;            // of the entries
-  uint16_t from = 0;                               // operands
+  bool is_there = false;
+  EntryType type = EntryType::kFloat32;  // of the entries
+  uint16_t from = 0;                     // operands
   uint16_t to = 0;
-  uint16_t first_number = 0;
+  Limits limits;  // where no number says another
+  int low_number = -1;
+  int high_number = -1;
 };
 
 struct FusedLaunch {

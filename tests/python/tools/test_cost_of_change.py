@@ -31,6 +31,7 @@ COSTLY = {
     "kLess": "compares indices with their bounds, too (lower.cpp)",
     "kGreaterEqual": "the same",
     "kBitwiseAnd": "the same",
+    "kRelu": "kernels limit what they store in its place (launch.cpp)",
     "kPow": "a power with a number is a function of its own (formula.cpp, interpreter.cu)",
 }
 # Names of counters and options that other things have as well.
