@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/base/blocked_signals.h"
 #include "backend/base/spin_lock.h"
 
 namespace hetero::backend {
@@ -68,6 +69,7 @@ struct Helpers::Shared {
 Helpers::Helpers(int64_t count, void (*start)())
     : shared_(std::make_shared<Shared>()), fork_generation_(fork_generation()) {
   shared_->bells = std::vector<Shared::Bell>(static_cast<size_t>(count));
+  const BlockedSignals blocked;
   try {
     for (; count_ < shared_->bells.size(); ++count_) std::thread(&Helpers::help, shared_, count_, start).detach();
   } catch (const std::system_error&) {

@@ -523,6 +523,7 @@ bool run_recognized(const graph::Invocation& invocation, ConvolutionCall& call) 
     KernelTensors tensors(invocation);
     const PackedWeights::Made made =
         make_filter(choice.plain, call, tensors.operand(call.weight), sizes_of(window_of(invocation, call.input)));
+    if (!made.packed.defined()) return false;  // it cannot have the values
     run_by_filter(choice.plain, invocation, call, made.packed);
     return true;
   }

@@ -29,6 +29,7 @@ namespace hetero::ops {
 namespace {
 
 using Implementation = ConvolutionImplementation;
+using backend::FollowedResult;
 
 // ---- oneDNN's convolutions ----------------------------------------------------------------------
 
@@ -181,27 +182,23 @@ bool has_sets(Implementation implementation, const ConvolutionCall& call) {
 struct Destination {
   void* result;
   backend::Limits limits;
-  backend::Follower* follower;
-};
-struct Made {
-  bool reachable;  // false: the implementation cannot have these values
-  bool followed;
+  const backend::Follower* follower;
 };
 
-Made convolve_by_patches(Implementation implementation, const ConvolutionCall& call, const at::Tensor& filter,
-                         const at::Tensor& input, const std::optional<at::Tensor>& bias, const Destination& to) {
+FollowedResult convolve_by_patches(Implementation implementation, const ConvolutionCall& call, const at::Tensor& filter,
+                                   const at::Tensor& input, const std::optional<at::Tensor>& bias,
+                                   const Destination& to) {
   if (implementation == Implementation::kTiles && !call.spreads &&
       backend::fits_tiles(call.shape.geometry, call.shape.element)) {
-    const bool reachable = backend::convolve_tiles({.geometry = call.shape.geometry,
-                                                    .element = call.shape.element,
-                                                    .input = input.const_data_ptr(),
-                                                    .groups = call.settings.groups,
-                                                    .packed = filter.const_data_ptr(),
-                                                    .bias = bias ? bias->const_data_ptr() : nullptr,
-                                                    .output = to.result,
-                                                    .limits = to.limits,
-                                                    .follower = to.follower});
-    return {reachable, reachable && to.follower != nullptr && to.follower->finished()};
+    return backend::convolve_tiles({.geometry = call.shape.geometry,
+                                    .element = call.shape.element,
+                                    .input = input.const_data_ptr(),
+                                    .groups = call.settings.groups,
+                                    .packed = filter.const_data_ptr(),
+                                    .bias = bias ? bias->const_data_ptr() : nullptr,
+                                    .output = to.result,
+                                    .limits = to.limits,
+                                    .follower = to.follower});
   }
   backend::Matvec product = product_of(call);
   product.packed = filter.const_data_ptr();
@@ -233,47 +230,44 @@ Made convolve_by_patches(Implementation implementation, const ConvolutionCall& c
   } else {
     followed = backend::convolve_patches(geometry, input.const_data_ptr(), product, multiply, to.follower);
   }
-  return {reachable, followed};
+  if (!reachable) return FollowedResult::kOutOfRange;
+  return followed ? FollowedResult::kFollowed : FollowedResult::kMade;
 }
 
 // By our own kernels.
-Made convolve_to(const Destination& to, Implementation implementation, const ConvolutionCall& call,
-                 const at::Tensor& filter, const at::Tensor& input, const std::optional<at::Tensor>& bias) {
+FollowedResult convolve_to(const Destination& to, Implementation implementation, const ConvolutionCall& call,
+                           const at::Tensor& filter, const at::Tensor& input, const std::optional<at::Tensor>& bias) {
   switch (implementation) {
     case Implementation::kDepthwise:
-      backend::depthwise({.geometry = call.shape.geometry,
-                          .element = call.shape.element,
-                          .input = input.const_data_ptr(),
-                          .taps = filter.const_data_ptr<float>(),
-                          .bias = bias ? bias->const_data_ptr() : nullptr,
-                          .output = to.result,
-                          .limits = to.limits,
-                          .follower = to.follower});
-      return {true, to.follower != nullptr && to.follower->finished()};
+      return backend::depthwise({.geometry = call.shape.geometry,
+                                 .element = call.shape.element,
+                                 .input = input.const_data_ptr(),
+                                 .taps = filter.const_data_ptr<float>(),
+                                 .bias = bias ? bias->const_data_ptr() : nullptr,
+                                 .output = to.result,
+                                 .limits = to.limits,
+                                 .follower = to.follower});
     case Implementation::kDirect:
-      return {true, backend::convolve_direct({.geometry = call.shape.geometry,
-                                              .groups = call.settings.groups,
-                                              .element = call.shape.element,
-                                              .input = input.const_data_ptr(),
-                                              .input_planes = call.input_planes,
-                                              .output_planes = call.output_planes,
-                                              .packed = filter.const_data_ptr(),
-                                              .bias = bias ? bias->const_data_ptr() : nullptr,
-                                              .output = to.result,
-                                              .limits = to.limits},
-                                             to.follower)};
-    case Implementation::kWinograd: {
-      const backend::WinogradResult result =
-          backend::convolve_winograd({.geometry = call.shape.geometry,
-                                      .groups = call.settings.groups,
-                                      .input = input.const_data_ptr<float>(),
-                                      .filter = filter.const_data_ptr<float>(),
-                                      .bias = bias ? bias->const_data_ptr<float>() : nullptr,
-                                      .output = static_cast<float*>(to.result),
-                                      .limits = to.limits,
-                                      .follower = to.follower});
-      return {result != backend::WinogradResult::kOutOfRange, result == backend::WinogradResult::kFollowed};
-    }
+      return backend::convolve_direct({.geometry = call.shape.geometry,
+                                       .groups = call.settings.groups,
+                                       .element = call.shape.element,
+                                       .input = input.const_data_ptr(),
+                                       .input_planes = call.input_planes,
+                                       .output_planes = call.output_planes,
+                                       .packed = filter.const_data_ptr(),
+                                       .bias = bias ? bias->const_data_ptr() : nullptr,
+                                       .output = to.result,
+                                       .limits = to.limits,
+                                       .follower = to.follower});
+    case Implementation::kWinograd:
+      return backend::convolve_winograd({.geometry = call.shape.geometry,
+                                         .groups = call.settings.groups,
+                                         .input = input.const_data_ptr<float>(),
+                                         .filter = filter.const_data_ptr<float>(),
+                                         .bias = bias ? bias->const_data_ptr<float>() : nullptr,
+                                         .output = static_cast<float*>(to.result),
+                                         .limits = to.limits,
+                                         .follower = to.follower});
     default:
       return convolve_by_patches(implementation, call, filter, input, bias, to);
   }
@@ -306,13 +300,15 @@ PackedWeights::Made filter_of_groups(const ConvolutionCall& call, const at::Tens
   return {at::cat(made), filter_space(Implementation::kDirect, call)};
 }
 
-// `rows` is the weight [outputs, kernel, channels of a group].
+// `rows` is the weight [outputs, kernel, channels of a group]. Nothing where the algorithm would
+// lose what small taps have.
 PackedWeights::Made winograd_filter(const backend::ConvolutionGeometry& geometry, int64_t groups,
                                     const at::Tensor& rows) {
   const int64_t bytes = backend::winograd_filter_bytes(geometry, groups);
   at::Tensor made = at::empty({bytes / static_cast<int64_t>(sizeof(float))}, at::kFloat);
-  backend::make_winograd_filter(geometry, groups, rows.const_data_ptr<float>(), made.mutable_data_ptr<float>());
-  return {std::move(made), bytes};
+  const bool in_range =
+      backend::make_winograd_filter(geometry, groups, rows.const_data_ptr<float>(), made.mutable_data_ptr<float>());
+  return in_range ? PackedWeights::Made{std::move(made), bytes} : PackedWeights::Made{{}, 0};
 }
 
 // The weight [outputs, kernel, channels of a group] with zeros for the other channels of its set.
@@ -390,7 +386,7 @@ PackedWeights::Made make_filter(Implementation implementation, const Convolution
                               taps.mutable_data_ptr<float>());
       return {std::move(taps), filter_space(implementation, call)};
     }
-    case Implementation::kWinograd:  // any values: its results are looked at
+    case Implementation::kWinograd:  // infinities, too: its results are looked at
       return winograd_filter(call.shape.geometry, call.settings.groups, weight.movedim(1, -1).contiguous());
     default: {
       // What is outside the image is 0 times the weight in such a product, and is left out by
@@ -451,11 +447,11 @@ at::Tensor convolve_by_filter(Implementation implementation, const ConvolutionCa
   std::optional<backend::Follower::Ending> ending;
   if (follower != nullptr) ending = follower->ending(entry_type(call.shape.element));
   if (ending) to = {.result = ending->result, .limits = ending->limits, .follower = nullptr};
-  const Made made = convolve_to(to, implementation, call, filter, input, bias);
-  if (!made.reachable) return at::Tensor();
+  const FollowedResult result = convolve_to(to, implementation, call, filter, input, bias);
+  if (result == FollowedResult::kOutOfRange) return at::Tensor();
   if (ending) {
     follower->finish_by_limits();
-  } else if (made.followed) {
+  } else if (result == FollowedResult::kFollowed) {
     follower->finish();
   }
   return output;
@@ -477,11 +473,12 @@ bool gradient_by_winograd(const ConvolutionCall& call, const at::Tensor& grad_ou
                               .permute({0, 2, 3, 4, 1})
                               .contiguous();
   const at::Tensor filter = winograd_filter(turned, groups, rows).packed;
+  if (!filter.defined()) return false;
   return backend::convolve_winograd({.geometry = turned,
                                      .groups = groups,
                                      .input = grad_output.const_data_ptr<float>(),
                                      .filter = filter.const_data_ptr<float>(),
-                                     .output = grad_input}) == backend::WinogradResult::kMade;
+                                     .output = grad_input}) == FollowedResult::kMade;
 }
 
 }  // namespace hetero::ops

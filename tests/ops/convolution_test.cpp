@@ -348,6 +348,29 @@ TEST_F(ConvolutionTest, GradientsByWinogradsAlgorithmAreNearTheTruth) {
   force_convolution_implementation(std::nullopt);
 }
 
+TEST_F(ConvolutionTest, SmallTapsBesideLargeOnesAreNotLost) {
+  const auto runs = [] { return convolution_counts().runs[static_cast<int>(Implementation::kWinograd)]; };
+  const Case c{.input = {1, 16, 9, 12}, .weight = {24, 16, 3, 3}, .padding = {1, 1}};
+  at::Tensor x = at::zeros(c.input).contiguous(at::MemoryFormat::ChannelsLast), w = at::zeros(c.weight);
+  x.select(3, 5).fill_(1);
+  w.select(3, 0).fill_(1);
+  w.select(3, 2).fill_(1e8);
+  const at::Tensor x_there = settled(on_device(x)), w_there = settled(on_device(w));
+  const int64_t before = runs();
+  // As kept filters, and as a training step makes them.
+  for (const bool trains : {false, true}) {
+    if (!trains) force_convolution_implementation(Implementation::kWinograd);
+    for (int i = 0; i <= kUsesBeforePacking; ++i) {
+      EXPECT_TRUE(at::equal(c.forward(x_there, w_there, std::nullopt).cpu(), c.forward(x, w, std::nullopt)));
+      const at::Tensor gradient = at::ones({1, 24, 9, 12}).contiguous(at::MemoryFormat::ChannelsLast);
+      const at::Tensor made = c.backward(settled(on_device(gradient)), x_there, w_there, {true, false, false})[0].cpu();
+      EXPECT_TRUE(at::allclose(made, c.backward(gradient, x, w, {true, false, false})[0], 1e-6));
+    }
+    force_convolution_implementation(std::nullopt);
+  }
+  EXPECT_EQ(runs(), before);
+}
+
 TEST_F(ConvolutionTest, WinogradsAreNotForcedOnWhatTheyDoNotFit) {
   const auto runs = [] { return convolution_counts().runs[static_cast<int>(Implementation::kWinograd)]; };
   force_convolution_implementation(Implementation::kWinograd);

@@ -130,7 +130,7 @@ void depthwise_taps(const ConvolutionGeometry& geometry, Element element, const 
   }
 }
 
-void depthwise(const Depthwise& call, InstructionSet set) {
+FollowedResult depthwise(const Depthwise& call, InstructionSet set) {
   const ConvolutionGeometry& g = call.geometry;
   const DepthwiseKernels& kernels = depthwise_kernels(set);
   const int64_t width = g.out_width();
@@ -141,7 +141,8 @@ void depthwise(const Depthwise& call, InstructionSet set) {
   const int64_t products = together * g.channels * g.kernel();
   const int64_t grain = std::max<int64_t>(1, kProductsPerThread / products);
   const int64_t pixel = g.channels * element_bytes(call.element);
-  Follower* const follower = call.follower != nullptr && call.follower->fits(g.channels) ? call.follower : nullptr;
+  const Follower* const follower =
+      call.follower != nullptr && call.follower->fits(g.channels) ? call.follower : nullptr;
   // As many blocks of a row at a time as a follower should have.
   const int64_t most_blocks = std::max<int64_t>(1, kFollowedBytes / (together * pixel));
   parallel_for(0, g.images * g.out_height() * row_blocks, grain, [&](int64_t begin, int64_t end) {
@@ -175,9 +176,9 @@ void depthwise(const Depthwise& call, InstructionSet set) {
       if (waiting * pixel >= kFollowedBytes || begin == end) follow();
     }
   });
-  if (follower != nullptr) follower->finish();
+  return follower != nullptr ? FollowedResult::kFollowed : FollowedResult::kMade;
 }
 
-void depthwise(const Depthwise& call) { depthwise(call, instruction_set()); }
+FollowedResult depthwise(const Depthwise& call) { return depthwise(call, instruction_set()); }
 
 }  // namespace hetero::backend

@@ -29,15 +29,15 @@ struct Depthwise {
   const void* bias = nullptr;           // [channels], or null
   void* output = nullptr;               // [images, out_height, out_width, channels]
   Limits limits = {};                   // of the output
-  Follower* follower = nullptr;         // of the output, or null; it is finished
+  const Follower* follower = nullptr;   // of the output, or null
 };
 
 // taps of a weight [channels, 1, kernel_height, kernel_width] of such elements.
 void depthwise_taps(const ConvolutionGeometry& geometry, Element element, const void* weight, float* taps);
 
 // Writes call.output, which does not overlap an input.
-void depthwise(const Depthwise& call);
+FollowedResult depthwise(const Depthwise& call);
 // The same by a given instruction set, for tests. REQUIRES: set <= instruction_set().
-void depthwise(const Depthwise& call, InstructionSet set);
+FollowedResult depthwise(const Depthwise& call, InstructionSet set);
 
 }  // namespace hetero::backend

@@ -136,7 +136,7 @@ void find_pixels(const ConvolutionGeometry& g, int64_t pixel_bytes, const std::b
           end = std::clamp((g.width - 1 - x) / g.stride_x + 1, begin, run);
         }
         std::fill(at, at + begin, zeros);
-        const std::byte* pixel = line + (x + begin * g.stride_x) * pixel_bytes;
+        const std::byte* pixel = begin < end ? line + (x + begin * g.stride_x) * pixel_bytes : line;
         for (int64_t i = begin; i < end; ++i, pixel += step) at[i] = pixel;
         std::fill(at + end, at + run, zeros);
       }
@@ -499,7 +499,7 @@ bool fits_direct(const ConvolutionGeometry& g, int64_t groups, Element element, 
   return reads_lines(g, groups, element, input_planes, set) || reads_pixels(g, groups, element, input_planes, set);
 }
 
-bool convolve_direct(const DirectConvolution& call, const Follower* follower, InstructionSet set) {
+FollowedResult convolve_direct(const DirectConvolution& call, InstructionSet set) {
   const ConvolutionGeometry& g = call.geometry;
   const bool lines = reads_lines(g, call.groups, call.element, call.input_planes, set);
   int64_t together = g.images;
@@ -510,6 +510,7 @@ bool convolve_direct(const DirectConvolution& call, const Follower* follower, In
         std::clamp<int64_t>(std::min(std::max(kFloatsTogether / floats, wanted), kMostFloats / floats), 1, g.images);
   }
   const int64_t parts = divide_up(g.images, together);
+  const Follower* follower = call.follower;
   if (follower != nullptr && (call.output_planes || !follower->fits(g.outputs))) follower = nullptr;
   const auto images_of = [&](int64_t part) { return g.images * (part + 1) / parts - g.images * part / parts; };
   for (int64_t part = 0; part < parts; ++part) {
@@ -518,7 +519,7 @@ bool convolve_direct(const DirectConvolution& call, const Follower* follower, In
   for (int64_t part = 0; part < parts; ++part) {
     DirectRun(call, images_of(part), lines, follower != nullptr, set).run(g.images * part / parts, follower);
   }
-  return follower != nullptr;
+  return follower != nullptr ? FollowedResult::kFollowed : FollowedResult::kMade;
 }
 
 bool spread_pixels(const PixelSpread& spread, const void* input, const Matvec& call,

@@ -51,18 +51,17 @@ struct DirectConvolution {
   // For each group the weight [its outputs, kernel_height * kernel_width * its channels] as
   // pack_panel_weight makes it, one behind the other.
   const void* packed = nullptr;
-  const void* bias = nullptr;  // [outputs], or null
-  void* output = nullptr;      // [images, out_height, out_width, outputs]
-  Limits limits = {};          // of the output
+  const void* bias = nullptr;          // [outputs], or null
+  void* output = nullptr;              // [images, out_height, out_width, outputs]
+  Limits limits = {};                  // of the output
+  const Follower* follower = nullptr;  // of the output, or null
 };
 // Whether there are panels, for pieces of so many channels; and an image that has to be copied is
 // small enough: 64 MiB in floats, of planes with many channels 4 MiB.
 bool fits_direct(const ConvolutionGeometry& geometry, int64_t groups, Element element, bool input_planes = false,
                  InstructionSet set = instruction_set());
-// Writes call.output, which does not overlap an input. Returns what convolve_patches does.
-// REQUIRES: fits_direct().
-bool convolve_direct(const DirectConvolution& call, const Follower* follower = nullptr,
-                     InstructionSet set = instruction_set());
+// Writes call.output, which does not overlap an input. REQUIRES: fits_direct().
+FollowedResult convolve_direct(const DirectConvolution& call, InstructionSet set = instruction_set());
 
 // A transposed convolution whose stride is its kernel: each pixel of the input makes a patch of the
 // output, [kernel_height, kernel_width, outputs], by a product.

@@ -76,15 +76,14 @@ class Convolution {
     std::memcpy(&weight_, call.packed, sizeof(weight_));
   }
 
-  bool run() {
+  FollowedResult run() {
     const int64_t lines = g_.images * g_.out_height(), outputs = lines * g_.out_width();
     const int64_t threads = thread_count();
-    Follower* const follower = call_.follower;
     if (outputs < threads * kOutputsForThread || g_.outputs >= kMuchWeight * outputs) {
       set_lines(kSharedBytes, 1);
-      return share_panels();
+      return share_panels() ? FollowedResult::kMade : FollowedResult::kOutOfRange;
     }
-    follows_ = follower != nullptr && follower->fits(g_.outputs);
+    follows_ = call_.follower != nullptr && call_.follower->fits(g_.outputs);
     set_lines(kBlockBytes, threads);
     std::atomic<bool> reachable{true};
     parallel_for(0, g_.images * blocks_, 1, [&](int64_t begin, int64_t end) {
@@ -92,8 +91,8 @@ class Convolution {
         if (!run_block(i / blocks_, i % blocks_)) reachable = false;
       }
     });
-    if (follows_ && reachable) follower->finish();
-    return reachable;
+    if (!reachable) return FollowedResult::kOutOfRange;
+    return follows_ ? FollowedResult::kFollowed : FollowedResult::kMade;
   }
 
  private:
@@ -303,6 +302,6 @@ int64_t tile_sets(const ConvolutionGeometry& geometry, int64_t groups, Element e
   return 0;
 }
 
-bool convolve_tiles(const TileConvolution& call) { return Convolution(call).run(); }
+FollowedResult convolve_tiles(const TileConvolution& call) { return Convolution(call).run(); }
 
 }  // namespace hetero::backend

@@ -34,10 +34,10 @@ struct TileConvolution {
   int64_t groups = 1;
   // As for a product of patches: pack_tile_weight(), of [outputs, kernel * channels / tile_sets()].
   const void* packed = nullptr;
-  const void* bias = nullptr;    // [outputs], or null
-  void* output = nullptr;        // [images, out_height, out_width, outputs]
-  Limits limits = {};            // of the output
-  Follower* follower = nullptr;  // of the output, or null; it may be finished
+  const void* bias = nullptr;          // [outputs], or null
+  void* output = nullptr;              // [images, out_height, out_width, outputs]
+  Limits limits = {};                  // of the output
+  const Follower* follower = nullptr;  // of the output, or null
 };
 
 // Whether tiles of channels are whole, and fewer pixels are packed than patches have: a kernel that
@@ -49,9 +49,9 @@ bool fits_tiles(const ConvolutionGeometry& geometry, Element element);
 // small beside another group's channels. REQUIRES: groups divide channels and outputs.
 int64_t tile_sets(const ConvolutionGeometry& geometry, int64_t groups, Element element);
 
-// False where the input has values that the unit cannot have (tile_gemm.h), or joined groups an
-// infinity or NaN; the output is then anything. REQUIRES: has_tiles_for(element), fits_tiles();
-// tile_sets() is not 0; output does not overlap an input.
-bool convolve_tiles(const TileConvolution& call);
+// Out of range: the input has values that the unit cannot have (tile_gemm.h), or joined groups an
+// infinity or NaN. REQUIRES: has_tiles_for(element), fits_tiles(); tile_sets() is not 0; output
+// does not overlap an input.
+FollowedResult convolve_tiles(const TileConvolution& call);
 
 }  // namespace hetero::backend

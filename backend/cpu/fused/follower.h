@@ -8,16 +8,16 @@
 //     ...                                     // computes rows of `width` elements, at `rows`
 //     follower->run(begin * width, end * width, rows);
 //   });
-//   follower->finish();
+//   return FollowedResult::kFollowed;         // and the caller finishes it
 //
 // Where nobody else wants the result, the rows may be in memory of the kernel's own, and the result
 // never gets to where it would be.
 //
-// A kernel need not use its follower. It may also run it on parts and not finish it: all is done
-// again then.
+// A kernel need not use its follower. It may also run it on parts and return another result: all is
+// done again then.
 //
 // Where the follower does nothing but limit values (ending()), a kernel may do that itself, to the
-// memory where they go, and finish it without having run it. A pass through the cache is saved.
+// memory where they go, in place of running it. A pass through the cache is saved.
 //
 // Thread safety: run() from several threads at once, on parts that do not overlap; the rest from
 // one thread.
@@ -32,6 +32,13 @@
 #include "backend/cpu/vector/limits.h"
 
 namespace hetero::backend {
+
+// What a kernel that may have a follower has done.
+enum class FollowedResult : uint8_t {
+  kOutOfRange,  // it cannot have these values; the output is anything
+  kMade,
+  kFollowed,  // the follower has run on all of it, too
+};
 
 class Follower {
  public:

@@ -278,8 +278,7 @@ Status prepare_stages(const FusedKernel& kernel, const FusedSpace& space, FusedL
 }  // namespace
 
 bool FusedLaunch::is_compiled() const {
-  if (empty) return false;
-  return !program.compiled.empty() ||
+  return (!empty && !program.compiled.empty()) ||
          std::ranges::any_of(stages, [](const FusedStage& stage) { return stage.launch.is_compiled(); });
 }
 

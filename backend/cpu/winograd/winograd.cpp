@@ -1,6 +1,7 @@
 #include "backend/cpu/winograd/winograd.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cassert>
 #include <cstdlib>
@@ -98,7 +99,7 @@ class Run {
     follower_ = call.follower != nullptr && call.follower->fits(g_.outputs) ? call.follower : nullptr;
   }
 
-  WinogradResult run() {
+  FollowedResult run() {
     static thread_local Scratch shared;
     largest_ = shared.get<float>(tiling_.tiles() + g_.channels);
     zeros_ = largest_ + tiling_.tiles();
@@ -127,8 +128,8 @@ class Run {
     } else {
       for (int64_t i = 0; i < count * parts; ++i) by_all_threads(block(i));
     }
-    if (!finite_ || !is_in_range()) return WinogradResult::kOutOfRange;
-    return follower_ != nullptr ? WinogradResult::kFollowed : WinogradResult::kMade;
+    if (!finite_ || !is_in_range()) return FollowedResult::kOutOfRange;
+    return follower_ != nullptr ? FollowedResult::kFollowed : FollowedResult::kMade;
   }
 
  private:
@@ -323,12 +324,13 @@ int64_t winograd_filter_bytes(const ConvolutionGeometry& g, int64_t groups, Inst
   return kWinogradPoints * groups * panel_weight_bytes(Element::kFloat32, g.outputs / groups, g.channels / groups, set);
 }
 
-void make_winograd_filter(const ConvolutionGeometry& g, int64_t groups, const float* weight, float* to,
+bool make_winograd_filter(const ConvolutionGeometry& g, int64_t groups, const float* weight, float* to,
                           InstructionSet set) {
   constexpr int64_t kTogether = 32;  // outputs: whole panels
   const int64_t channels = g.channels / groups, outputs = g.outputs / groups, parts = divide_up(outputs, kTogether);
   const int64_t group_bytes = panel_weight_bytes(Element::kFloat32, outputs, channels, set);
   const int64_t grain = std::max<int64_t>(1, kTapsPerThread / (kTogether * channels * 9));
+  std::atomic<bool> in_range{true};
   parallel_for(0, groups * parts, grain, [&](int64_t begin, int64_t end) {
     static thread_local Scratch memory;
     const int64_t plane = plane_floats(kTogether, channels), row = row_floats(channels);
@@ -336,10 +338,14 @@ void make_winograd_filter(const ConvolutionGeometry& g, int64_t groups, const fl
     for (int64_t i = begin; i < end; ++i) {
       const int64_t group = i / parts, first = i % parts * kTogether, count = std::min(kTogether, outputs - first);
       for (int64_t n = 0; n < count; ++n) {
+        std::array<float, 9> largest;
         kernels_of(set).turn({.taps = weight + (group * outputs + first + n) * 9 * channels,
                               .channels = channels,
                               .to = turned + n * row,
-                              .plane = plane});
+                              .plane = plane,
+                              .largest = largest.data()});
+        const float least = *std::ranges::max_element(largest) / kWinogradRange;
+        if (std::ranges::any_of(largest, [&](float tap) { return tap != 0 && tap < least; })) in_range = false;
       }
       auto* packed = reinterpret_cast<std::byte*>(to) + group * group_bytes +
                      panel_weight_bytes(Element::kFloat32, first, channels, set);
@@ -348,8 +354,9 @@ void make_winograd_filter(const ConvolutionGeometry& g, int64_t groups, const fl
       }
     }
   });
+  return in_range;
 }
 
-WinogradResult convolve_winograd(const WinogradConvolution& call, InstructionSet set) { return Run(call, set).run(); }
+FollowedResult convolve_winograd(const WinogradConvolution& call, InstructionSet set) { return Run(call, set).run(); }
 
 }  // namespace hetero::backend

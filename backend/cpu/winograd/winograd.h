@@ -11,9 +11,10 @@
 //   convolve_winograd({.geometry = geometry, .input = input, .filter = filter, .output = output});
 //
 // Sums have fewer terms than a direct convolution's, and smaller errors. But an error is one of the
-// tile's largest pixel, also in results that do not meet it. So pixels that are much larger than
-// most others are looked for, and infinities and NaNs, which would spread. Where the image has
-// regions of very different magnitude, errors are small beside the larger ones.
+// tile's largest pixel and the filter's largest tap, also in results that do not meet them. So
+// pixels and taps that are much larger than others are looked for, and infinities and NaNs, which
+// would spread. Where the image has regions of very different magnitude, errors are small beside
+// the larger ones.
 //
 // Each thread keeps its tiles from call to call: about half a MiB, up to 4 MiB where threads share
 // them, and at least 24 tiles.
@@ -47,23 +48,20 @@ struct WinogradConvolution {
 // processor has vectors.
 bool fits_winograd(const ConvolutionGeometry& geometry, InstructionSet set = instruction_set());
 
+inline constexpr float kWinogradRange = 256;
+
 // The bytes of a filter: 16/9 of the weight's, in whole panels.
 int64_t winograd_filter_bytes(const ConvolutionGeometry& geometry, int64_t groups,
                               InstructionSet set = instruction_set());
-// `weight` is [outputs, 3, 3, channels / groups]; `to` is aligned to 64 bytes.
-void make_winograd_filter(const ConvolutionGeometry& geometry, int64_t groups, const float* weight, float* to,
-                          InstructionSet set = instruction_set());
+// `weight` is [outputs, 3, 3, channels / groups]; `to` is aligned to 64 bytes. False where an
+// output has a tap whose largest magnitude, of all channels, is less than a kWinogradRange-th of
+// another tap's, and not 0: results that meet only the small one would lose its digits.
+[[nodiscard]] bool make_winograd_filter(const ConvolutionGeometry& geometry, int64_t groups, const float* weight,
+                                        float* to, InstructionSet set = instruction_set());
 
-inline constexpr float kWinogradRange = 256;
-
-enum class WinogradResult : uint8_t {
-  // The output is anything: some result is infinite or no number, or the largest pixel's magnitude
-  // is more than kWinogradRange times that of three quarters of the tiles, but for zeros.
-  kOutOfRange,
-  kMade,
-  kFollowed,  // the follower has run on all of it, too
-};
-// Writes call.output, which does not overlap an input. REQUIRES: fits_winograd().
-WinogradResult convolve_winograd(const WinogradConvolution& call, InstructionSet set = instruction_set());
+// Writes call.output, which does not overlap an input. Out of range: some result is infinite or no
+// number, or the largest pixel's magnitude is more than kWinogradRange times that of a quarter of
+// the tiles, but for zeros. REQUIRES: fits_winograd().
+FollowedResult convolve_winograd(const WinogradConvolution& call, InstructionSet set = instruction_set());
 
 }  // namespace hetero::backend

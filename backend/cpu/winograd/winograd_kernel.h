@@ -50,6 +50,7 @@ struct WinogradTaps {
   int64_t channels = 0;
   float* to = nullptr;
   int64_t plane = 0;
+  float* largest = nullptr;  // the largest magnitude of each tap
 };
 
 struct WinogradKernels {
@@ -86,12 +87,19 @@ template <typename V>
 
 template <typename V>
 void turn_taps(const WinogradTaps& taps) {
+  V largest[9];
+  for (V& one : largest) one = V::zero();
   for (int64_t first = 0; first < taps.channels; first += V::kWidth) {
     const int count = static_cast<int>(std::min<int64_t>(V::kWidth, taps.channels - first));
     V columns[3][4];  // column, row
 #pragma GCC unroll 3
     for (int x = 0; x < 3; ++x) {
-      const auto load = [&](int y) { return load_some<V>(taps.taps + (3 * y + x) * taps.channels + first, count); };
+      const auto load = [&](int y) __attribute__((always_inline)) {
+        const V tap = load_some<V>(taps.taps + (3 * y + x) * taps.channels + first, count);
+        V& most = largest[3 * y + x];
+        most = V::max(V::max(most, tap), V::sub(V::zero(), tap));
+        return tap;
+      };
       turn_three(load(0), load(1), load(2), columns[x]);
     }
 #pragma GCC unroll 4
@@ -102,6 +110,7 @@ void turn_taps(const WinogradTaps& taps) {
       for (int x = 0; x < 4; ++x) store_some(made[x], taps.to + (4 * y + x) * taps.plane + first, count);
     }
   }
+  for (int i = 0; i < 9; ++i) taps.largest[i] = largest[i].largest();
 }
 
 // B' x B of the paper, along one dimension.

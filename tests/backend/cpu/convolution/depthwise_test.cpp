@@ -194,8 +194,9 @@ TEST_CASE("depthwise convolutions with a follower") {
       const Geometry g = square(2, channels, 31, 3, 1, 1);
       const std::vector<float> input = numbers(g.images * g.pixels() * g.channels, 1);
       const std::vector<float> taps = numbers(g.kernel() * g.channels, 2);
-      check_follower(g, [&](float* output, Follower* follower) {
-        depthwise({.geometry = g, .input = input.data(), .taps = taps.data(), .output = output, .follower = follower});
+      check_follower(g, [&](float* output, const Follower* follower) {
+        return depthwise(
+            {.geometry = g, .input = input.data(), .taps = taps.data(), .output = output, .follower = follower});
       });
     }
   }

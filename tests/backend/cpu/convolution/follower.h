@@ -34,17 +34,16 @@ class Doubling {
   void* operands_[2];
 };
 
-// Runs `convolve(output, follower)` with and without one.
+// Runs `convolve(output, follower)`, which returns what it has done, with and without one.
 template <typename Convolve>
 void check_follower(const ConvolutionGeometry& g, const Convolve& convolve) {
   const int64_t rows = g.images * g.positions();
   std::vector<float> alone = unset(rows * g.outputs);
-  convolve(alone.data(), nullptr);
+  REQUIRE(convolve(alone.data(), nullptr) == FollowedResult::kMade);
   for (const bool wanted : {false, true}) {
     std::vector<float> output = unset(rows * g.outputs);
     Doubling doubling(rows, g.outputs, output.data(), wanted);
-    convolve(output.data(), &*doubling.follower);
-    REQUIRE(doubling.follower->finished());
+    REQUIRE(convolve(output.data(), &*doubling.follower) == FollowedResult::kFollowed);
     size_t different = 0;
     for (size_t i = 0; i < alone.size(); ++i) {
       different += doubling.doubled[i] != 2 * alone[i] || (wanted && output[i] != alone[i]);

@@ -147,9 +147,10 @@ TEST_CASE("products of patches with a follower, on several threads") {
                        .kernel_width = kernel};
       const int64_t k = g.kernel() * g.channels;
       const std::vector<float> input = numbers(g.images * g.pixels() * g.channels, 1), w = numbers(g.outputs * k, 2);
-      check_follower(g, [&](float* output, Follower* follower) {
+      check_follower(g, [&](float* output, const Follower* follower) {
         const Matvec call{.n = g.outputs, .k = k, .w = w.data(), .w_stride = k, .y = output, .y_stride = g.outputs};
-        if (convolve_patches(g, input.data(), call, &multiply_plainly, follower)) follower->finish();
+        const bool followed = convolve_patches(g, input.data(), call, &multiply_plainly, follower);
+        return followed ? FollowedResult::kFollowed : FollowedResult::kMade;
       });
     }
   }
@@ -208,8 +209,8 @@ struct Grouped {
     }
     return stored(planes, element);
   }
-  bool run(void* output, const Follower* follower = nullptr, bool has_bias = true, bool in_planes = false,
-           bool out_planes = false, const Limits& limits = {}) {
+  FollowedResult run(void* output, const Follower* follower = nullptr, bool has_bias = true, bool in_planes = false,
+                     bool out_planes = false, const Limits& limits = {}) {
     const std::vector<std::byte> planes = in_planes ? input_planes() : std::vector<std::byte>();
     return convolve_direct({.geometry = g,
                             .groups = groups,
@@ -220,8 +221,9 @@ struct Grouped {
                             .packed = packed_memory(),
                             .bias = has_bias ? bias_bytes.data() : nullptr,
                             .output = output,
-                            .limits = limits},
-                           follower, set);
+                            .limits = limits,
+                            .follower = follower},
+                           set);
   }
 };
 
@@ -459,9 +461,7 @@ TEST_CASE("direct convolutions with a follower, on several threads") {
       const Geometry g{
           .images = 2, .channels = 6, .height = 19, .width = 23, .outputs = 10, .kernel_height = 3, .kernel_width = 3};
       Grouped call(g, groups, Element::kFloat32);
-      check_follower(g, [&](float* output, Follower* follower) {
-        if (call.run(output, follower, false)) follower->finish();
-      });
+      check_follower(g, [&](float* output, const Follower* follower) { return call.run(output, follower, false); });
     }
   }
 }

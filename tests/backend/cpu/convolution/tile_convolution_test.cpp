@@ -51,7 +51,7 @@ void check(const Geometry& g, Element element) {
                           .input = x.data(),
                           .packed = packed.data(),
                           .bias = b.data(),
-                          .output = y.data()}));
+                          .output = y.data()}) == FollowedResult::kMade);
   const std::vector<float> output = widened(y, element);
   const double most = element == Element::kFloat32 ? 1e-4 : 0.05;
   size_t different = 0;
@@ -125,14 +125,14 @@ bool convolve_groups(const Geometry& g, int64_t groups, const std::vector<float>
   const std::vector<std::byte> x = stored(input, kElement), w = stored(wide, kElement);
   std::vector<std::byte> y = stored(unset(g.images * g.positions() * g.outputs), kElement);
   const Packed packed(packed_as, kElement, w.data());
-  const bool done = convolve_tiles({.geometry = g,
-                                    .element = kElement,
-                                    .input = x.data(),
-                                    .groups = groups,
-                                    .packed = packed.data(),
-                                    .output = y.data()});
+  const FollowedResult result = convolve_tiles({.geometry = g,
+                                                .element = kElement,
+                                                .input = x.data(),
+                                                .groups = groups,
+                                                .packed = packed.data(),
+                                                .output = y.data()});
   output = widened(y, kElement);
-  return done;
+  return result == FollowedResult::kMade;
 }
 
 TEST_CASE("convolutions on tiles, of groups that are joined until tiles are whole") {
@@ -247,10 +247,10 @@ TEST_CASE("convolutions on tiles refuse what planes cannot have") {
   const std::vector<float> weight = numbers(g.outputs * k, 2);
   const Packed packed(g, Element::kFloat32, weight.data());
   const TileConvolution call{.geometry = g, .input = input.data(), .packed = packed.data(), .output = output.data()};
-  REQUIRE(convolve_tiles(call));
+  REQUIRE(convolve_tiles(call) == FollowedResult::kMade);
   for (const float value : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN(), 1e30f}) {
     input[500] = value;
-    REQUIRE(!convolve_tiles(call));
+    REQUIRE(convolve_tiles(call) == FollowedResult::kOutOfRange);
   }
 }
 
@@ -272,18 +272,17 @@ TEST_CASE("convolutions on tiles, of groups and with a follower") {
                          .groups = 4,
                          .packed = packed.data(),
                          .output = alone.data()};
-    REQUIRE(convolve_tiles(call) == !has_infinity);
+    REQUIRE(convolve_tiles(call) == (has_infinity ? FollowedResult::kOutOfRange : FollowedResult::kMade));
     testing::KernelBuilder b;
     const uint16_t x = b.load(0, 2);
     b.store(1, x);
     FusedLaunch launch;
     REQUIRE(prepare_fused(b.kernel, testing::dense_space({entries / g.outputs, g.outputs}, 0, 2, 2), launch).ok());
     void* operands[] = {output.data(), copied.data()};
-    Follower follower(launch, operands, nullptr, 0, false);
+    const Follower follower(launch, operands, nullptr, 0, false);
     call.output = output.data();
     call.follower = &follower;
-    REQUIRE(convolve_tiles(call) == !has_infinity);
-    REQUIRE(follower.finished() == !has_infinity);
+    REQUIRE(convolve_tiles(call) == (has_infinity ? FollowedResult::kOutOfRange : FollowedResult::kFollowed));
     if (!has_infinity) REQUIRE(copied == alone);
   }
 }
@@ -305,9 +304,9 @@ TEST_CASE("convolutions on tiles with a follower") {
       const int64_t k = g.kernel() * g.channels;
       const std::vector<float> input = numbers(g.images * g.pixels() * g.channels, 1), w = numbers(g.outputs * k, 2);
       const Packed packed(g, Element::kFloat32, w.data());
-      check_follower(g, [&](float* output, Follower* follower) {
-        REQUIRE(convolve_tiles(
-            {.geometry = g, .input = input.data(), .packed = packed.data(), .output = output, .follower = follower}));
+      check_follower(g, [&](float* output, const Follower* follower) {
+        return convolve_tiles(
+            {.geometry = g, .input = input.data(), .packed = packed.data(), .output = output, .follower = follower});
       });
     }
   }
@@ -330,7 +329,7 @@ TEST_CASE("convolutions on tiles limit what they store") {
                                 .input = x.data(),
                                 .packed = packed.data(),
                                 .output = y.data(),
-                                .limits = limits}));
+                                .limits = limits}) == FollowedResult::kMade);
         std::ranges::copy(widened(y, element), output);
       };
       check_limits(g.positions() * outputs, run, element != Element::kFloat32);
