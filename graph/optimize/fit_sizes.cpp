@@ -375,6 +375,9 @@ bool equivalent(const Window& a, const Window& b) {
 
 Status fit_sizes(SavedProgram& program, std::vector<SizeVariable> variables, std::span<const int64_t> own,
                  std::span<const SizeSample> samples, std::span<const SizeSum> factors, FindNumbers find_numbers) {
+  for (const SizeSample& sample : samples) {
+    if (sample.program->looked_at != program.looked_at) return differs("it looks at a value that depends on sizes");
+  }
   std::vector<Values> variables_of;  // per sample
   const auto add_sample = [&](std::span<const int64_t> sizes) {
     Result<Values> values = values_of(variables, sizes);

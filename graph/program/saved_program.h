@@ -59,6 +59,9 @@ struct SavedProgram {
   // Where in Graph::attributes the states of random operators are: a seed and an offset, eight
   // bytes each, which every run draws anew.
   std::vector<uint64_t> draws;
+  // A hash of what was computed while the program was recorded, because the model looked at it. Not
+  // in the file.
+  uint64_t looked_at = 0;
   // How the graph's sizes follow from those of the inputs; without dimensions where it is for the
   // sizes that it has.
   DynamicSizes dynamic;

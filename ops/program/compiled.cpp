@@ -524,6 +524,7 @@ void CompiledProgram::end_capture(std::vector<c10::IValue> results, const std::v
   {
     Locked lock(recorder().mutex());
     writes_what_was_read = recorder().writes_what_was_read();
+    looked_at_ = recorder().looked_at().value();
     alone = recorder().end_capture(cut, last);
     // The recorder may forget its windows; a program keeps its own.
     for (graph::Operand& operand : cut.slice.graph.operands) {

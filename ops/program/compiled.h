@@ -124,6 +124,7 @@ class CompiledProgram {
   graph::SizedPlans<Variant> variants_;
   std::unique_ptr<Capture> capture_;
   std::vector<const c10::StorageImpl*> captured_;  // per buffer of the last capture; never followed
+  uint64_t looked_at_ = 0;                         // by the last capture: Recorder::looked_at()
   std::unique_ptr<ArgumentStorages> storages_;
   std::unique_ptr<Work> work_;
 };

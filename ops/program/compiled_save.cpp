@@ -160,7 +160,9 @@ std::vector<size_t> CompiledProgram::updated_arguments() const {
 std::unique_ptr<graph::SavedProgram> CompiledProgram::save(const ProgramNames& names) {
   const Executing executing;
   TORCH_CHECK(!variants_.empty(), "hetero: the program was not captured, so there is nothing to save");
-  return Saver(*this, *variants_.entries().front(), windows_, names).run();
+  std::unique_ptr<graph::SavedProgram> saved = Saver(*this, *variants_.entries().front(), windows_, names).run();
+  saved->looked_at = looked_at_;
+  return saved;
 }
 
 }  // namespace hetero::ops

@@ -283,6 +283,7 @@ bool Recorder::begin_capture(std::span<const c10::Storage> stand_ins) {
   if (!path_.empty()) return false;
   captures_ = this_thread_captures = true;
   capture_spoiled_ = false;
+  looked_at_ = {};
   stand_ins_.clear();
   for (const c10::Storage& storage : stand_ins) stand_ins_.push_back(storage.unsafeGetStorageImpl());
   return true;
@@ -318,7 +319,10 @@ std::optional<ConstantPart> Recorder::constant_part(HeteroStorage* storage) {
     if (traits.host_task || traits.is_foreign || traits.side_effects) return std::nullopt;
     Decoder::find_random_states(trace_.attributes.data() + node.attribute_offset, 0, draws);
     if (!draws.empty()) return std::nullopt;
+    looked_at_.add(int64_t{node.op});
+    looked_at_.add(trace_.attributes.data() + node.attribute_offset, node.attribute_bytes);
     for (const graph::Operand& operand : std::span(trace_.operands_of(node), node.operand_count)) {
+      looked_at_.add(to_string(window_table()[operand.window]));
       const HeteroStorage* const used = holds_[operand.buffer].storage();
       if (is_stand_in(used) || !used->binding.error.ok()) return std::nullopt;
       if (operand.writes() && used->binding.valid_on != 0) return std::nullopt;

@@ -36,6 +36,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/base/fnv.h"
 #include "backend/base/spin_lock.h"
 #include "graph/ir/graph.h"
 #include "graph/ir/plan_options.h"
@@ -139,6 +140,9 @@ class Recorder {
   // others in the next run: where they depend on arguments, on states that the program writes, on
   // random numbers, or on what is outside. A storage with bytes that nothing writes needs no nodes.
   std::optional<ConstantPart> constant_part(HeteroStorage* storage);
+  // In a capture: of the nodes of constant parts, and of what callers add. Captures of one model
+  // for several sizes must look at the same.
+  backend::Fnv& looked_at() { return looked_at_; }
   // Whether the capture writes a storage of which a constant part read the bytes.
   bool writes_what_was_read() const;
   // Moves what was recorded to `cut`. Returns false if another thread recorded meanwhile; all of it
@@ -220,6 +224,7 @@ class Recorder {
   bool capture_spoiled_ = false;  // another thread has recorded
   std::vector<const c10::StorageImpl*> stand_ins_;
   std::vector<StorageHold> read_in_capture_;  // those with bytes, by constant parts
+  backend::Fnv looked_at_;
   uint32_t epoch_ = 1;
   uint32_t sequence_ = 0;
   std::chrono::steady_clock::time_point begun_;  // when the first node was recorded

@@ -3,6 +3,7 @@
 #include <ATen/core/Generator.h>
 
 #include <algorithm>
+#include <sstream>
 #include <vector>
 
 #include "backend/registry/registry.h"
@@ -148,8 +149,21 @@ bool is_constant_call(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) 
                   std::ranges::all_of(info.access, [](graph::Access access) { return access == graph::Access::kRead; });
   visit_tensors(arguments, [&](size_t, const at::Tensor& tensor) {
     constant = constant && (!is_hetero(tensor) || (!is_sparse(tensor) && is_constant(storage_of(tensor))));
+    if (constant && !is_sparse(tensor)) note_look(tensor);
   });
   return constant;
+}
+
+// In a capture: notes the call's other arguments, of which its results are made, too.
+void note_call(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
+  std::ostringstream call;
+  call << info.name;
+  for (const c10::IValue& value : arguments) {
+    const bool has_tensors = value.isTensor() || value.isTensorList() || value.isOptionalTensorList();
+    if (!has_tensors) call << ' ' << value;
+  }
+  Locked recording(recorder().mutex());
+  recorder().looked_at().add(call.str());
 }
 
 }  // namespace
@@ -159,8 +173,11 @@ void run_straight(const OpInfo& info, torch::jit::Stack* stack, SyncReason reaso
 }
 
 void run_drawn(const OpInfo& info, torch::jit::Stack* stack, RandomState random, SyncReason reason) {
-  if (captures_here() && !is_constant_call(info, arguments_of(info, *stack))) [[unlikely]]
-    refuse_capture(info.name + " (" + to_string(reason) + ")");
+  if (captures_here()) [[unlikely]] {
+    const auto given = arguments_of(info, *stack);
+    if (!is_constant_call(info, given)) refuse_capture(info.name + " (" + to_string(reason) + ")");
+    note_call(info, given);
+  }
   count(counters().straight);
   if (reason != SyncReason::kFirstSight) counters().fallbacks.count(info.name);
   const auto arguments = arguments_of(info, *stack);

@@ -10,6 +10,7 @@
 #include <iterator>
 #include <mutex>
 #include <optional>
+#include <sstream>
 
 #include "backend/registry/registry.h"
 #include "graph/verify/interpret.h"
@@ -331,7 +332,16 @@ c10::Storage host_storage(const c10::Storage& of, SyncReason reason, bool writes
   return cpu_storage(std::move(pointer), storage->nbytes(), !storage->binding.sharers);
 }
 
+void note_look(const at::Tensor& tensor) {
+  std::ostringstream look;
+  look << tensor.scalar_type() << tensor.sizes() << tensor.strides() << tensor.storage_offset();
+  Locked recording(recorder().mutex());
+  recorder().looked_at().add(look.str());
+}
+
 at::Tensor host_alias(const at::Tensor& tensor, SyncReason reason, bool writes) {
+  if (captures_here() && !writes) [[unlikely]]
+    note_look(tensor);
   return tensor_over(host_storage(tensor.storage(), reason, writes), tensor);
 }
 

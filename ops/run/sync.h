@@ -53,6 +53,9 @@ c10::Storage host_storage(const c10::Storage& storage, SyncReason reason, bool w
 // its host storage too.
 at::Tensor host_alias(const at::Tensor& tensor, SyncReason reason, bool writes);
 
+// In a capture: notes which part of its storage the tensor shows, because the program will depend
+// on the bytes. host_alias() does.
+void note_look(const at::Tensor& tensor);
 // In a capture: whether host_storage() gives the bytes, to read them, and does not refuse.
 bool is_constant(HeteroStorage* storage);
 

@@ -178,6 +178,7 @@ class Sizes:
                                  and all(self._holds(guard, sizes) for sizes in recorded)))
             if needed and self._holds(guard, self.own):
                 self._require(guard)
+        self._require_what_was_recorded(recorded)
 
     def _holds(self, guard: Any, sizes: Sequence[int]) -> bool:
         values = {symbol: sympy.Integer(size) for symbol, size in zip(self._symbols, sizes, strict=True)}
@@ -191,9 +192,40 @@ class Sizes:
         sides = [guard.rhs, guard.lhs] if swaps else [guard.lhs, guard.rhs]
         sides[0] += more
         texts = [str(side) if side.is_Integer else self._text(side) for side in sides]
-        line = f"require {texts[0]} {relation} {texts[1]}"
-        if None not in texts and line not in self._requirements:
+        if None not in texts:
+            self._add_requirement(texts[0], relation, texts[1])
+
+    def _add_requirement(self, left: str, relation: str, right: str) -> None:
+        line = f"require {left} {relation} {right}"
+        if line not in self._requirements:
             self._requirements.append(line)
+
+    def _require_what_was_recorded(self, recorded: Sequence[Sequence[int]]) -> None:
+        """Requires of a minimum or maximum the side that it was in all recordings; of a quotient its only value.
+
+        The recordings do not tell what depends on it from what depends on that side, or on no size.
+        """
+        seen = [self._values(sizes) for sizes in recorded]
+        for (kind, a, b), made in list(self._variables.items()):
+            if kind == "floor":
+                values = {int(of[made]) for of in seen}
+                if len(values) == 1:
+                    self._add_requirement(str(made), "=", str(*values))
+                continue
+            signs = [int((a - b).xreplace(of)) for of in seen]
+            first, second = (str(part) if part.is_Integer else self._text(part) or "" for part in (a, b))
+            if all(sign <= 0 for sign in signs):
+                self._add_requirement(first, "<=", second)
+            elif all(sign >= 0 for sign in signs):
+                self._add_requirement(second, "<=", first)
+
+    def _values(self, sizes: Sequence[int]) -> dict[sympy.Symbol, sympy.Integer]:
+        """Dimensions and variables for these sizes."""
+        known = {symbol: sympy.Integer(size) for symbol, size in zip(self._symbols, sizes, strict=True)}
+        for (kind, a, b), made in self._variables.items():
+            left, right = int(a.xreplace(known)), int(b.xreplace(known))
+            known[made] = sympy.Integer(left // right if kind == "floor" else {"min": min, "max": max}[kind](left, right))
+        return known
 
     def _expression(self, size: Any) -> Any:
         return size.node.expr.xreplace(self._replaced) if isinstance(size, torch.SymInt) else int(size)

@@ -198,3 +198,37 @@ def test_an_error_in_a_value_that_is_looked_at_is_raised_as_on_the_cpu() -> None
     with pytest.raises(ValueError, match="index 5 is out of bounds for dimension 0 with size 3"):
         torch.hetero.compile(Of(forward).eval(), (torch.ones(3),))
     assert_same((torch.ones(3, device="hetero") * 2).cpu(), torch.full((3,), 2.0))
+
+
+def saturates(model: Of, x: torch.Tensor) -> torch.Tensor:
+    return x * torch.arange(x.shape[0], device=x.device).clamp(max=4).amax().item()
+
+
+def counts_up_to_200(model: Of, x: torch.Tensor) -> torch.Tensor:
+    return x * (torch.arange(x.shape[0], device=x.device) < 200).sum().item()
+
+
+def looks_at_part_of_a_table(model: Of, x: torch.Tensor) -> torch.Tensor:
+    return x * (model.weight.repeat(99)[: x.shape[0]] > -9).all().float().item()
+
+
+def looks_at_weight(model: Of, x: torch.Tensor) -> torch.Tensor:
+    return x * model.weight.sum().item() + model.weight[1].item()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("function", [saturates, counts_up_to_200, looks_at_part_of_a_table])
+def test_what_depends_on_sizes_cannot_be_looked_at_where_these_are_dynamic(
+    function: Callable[[Of, torch.Tensor], object],
+) -> None:
+    with pytest.raises(ValueError, match="it looks at a value that depends on sizes"):
+        torch.hetero.compile(Of(function).eval(), (torch.ones(8),), dynamic={"x": {0: "n"}})
+
+
+@torch.no_grad()
+def test_what_does_not_depend_on_sizes_can_be_looked_at_where_these_are_dynamic() -> None:
+    model = Of(looks_at_weight).eval()
+    program = torch.hetero.compile(model, (torch.ones(8),), dynamic={"x": {0: "n"}})
+    for size in (1, 2, 3, 8, 300):
+        x = torch.arange(float(size))
+        assert_same(program(x), model(x))

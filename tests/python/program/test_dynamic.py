@@ -12,7 +12,7 @@ import models
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import assert_close_in_scale
+from helpers import assert_close_in_scale, assert_same
 from torch import nn
 
 from torch_hetero.program import dynamic
@@ -351,6 +351,30 @@ def test_sizes_with_which_the_model_does_something_else_are_refused(
     with program.serve() as server, pytest.raises(ValueError, match=words):
         server.submit(torch.randn(wrong))
     check(program, model, torch.randn(shape))
+
+
+@pytest.mark.parametrize(
+    ("model", "refused"),
+    [
+        (lambda x: x * torch.sym_min(x.shape[0], 3), lambda n: n < 3),
+        (lambda x: x[: torch.sym_min(x.shape[0], 3)] * 2, lambda n: n < 3),
+        (lambda x: x[torch.sym_max(x.shape[0] - 200, 0) :] * 1.5, lambda n: n > 200),
+        (lambda x: x * (x.shape[0] // 1000 + 1), lambda n: n >= 1000),
+        (lambda x: x * torch.sym_min(x.shape[0], 30), lambda n: False),
+    ],
+    ids=["minimum", "size", "maximum", "quotient", "both sides"],
+)
+def test_sides_that_no_recording_had_are_refused(
+    model: Callable[..., torch.Tensor], refused: Callable[[int], bool]
+) -> None:
+    program = torch.hetero.compile(model, (torch.ones(8),), dynamic={"x": {0: "n"}})
+    for size in (1, 2, 3, 4, 29, 31, 199, 200, 201, 300, 999, 1000, 3000):
+        x = torch.arange(1.0, size + 1)
+        if refused(size):
+            with pytest.raises(ValueError, match="cannot have these sizes|was made for 2 and more"):
+                program(x)
+        else:
+            assert_same(program(x), model(x))
 
 
 def test_what_is_of_no_consequence_is_not_required() -> None:
