@@ -33,8 +33,9 @@ using Implementation = LinearImplementation;
 using backend::Element;
 using backend::Matvec;
 
-// With less weight, looking up who is fastest takes as long as the product. In programs with bound
-// addresses those of few rows are computed by backend::matvec, all others as the stock kernel does.
+// With less weight, looking up who is fastest takes as long as a product of few rows. In programs
+// with bound addresses backend::matvec computes those. Elsewhere such products are the stock
+// kernel's, whatever their rows.
 constexpr int64_t kSmallestWeight = 16 << 10;
 // With fewer, packing the weight takes longer than multiplying it.
 constexpr int64_t kFewestRowsToPack = 64;
@@ -135,8 +136,9 @@ bool recognize(const graph::Invocation& invocation, LinearKind kind, Product& pr
   if (x_columns && !(x.row_stride == 1 && x.column_stride >= m)) return false;
   if (k * n < kSmallestWeight) {
     const bool has_few_rows = m <= backend::kMaxMatvecRows && !x_columns && !is_forced();
-    product.is_small = has_few_rows && (prepares || PackedWeights::stay(invocation, product.w));
-    product.is_stock = !product.is_small;
+    const bool is_known = prepares || PackedWeights::stay(invocation, product.w);
+    product.is_small = has_few_rows && is_known;
+    product.is_stock = !product.is_small && (batched || !is_known);
     if (product.is_stock && (batched || *element != Element::kFloat32)) return false;
   }
   if (out.column_stride != 1 || (m > 1 && out.row_stride < n)) return false;

@@ -4,12 +4,34 @@
 
 #include <ATen/Operators.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/ops/_native_multi_head_attention.h>
+
+#include <optional>
+#include <tuple>
 
 #include "ops/settings/compat.h"
 
 namespace {
 
 using at::autocast::CastPolicy;
+
+// As lower_precision_fp, but what is one tensor stays one: its projections are one product then
+// (ops/dispatch/encoder_layer.h).
+std::tuple<at::Tensor, at::Tensor> multi_head_attention(const at::Tensor& query, const at::Tensor& key,
+                                                        const at::Tensor& value, int64_t size, int64_t heads,
+                                                        const at::Tensor& inner, const at::Tensor& inner_bias,
+                                                        const at::Tensor& outer, const at::Tensor& outer_bias,
+                                                        const std::optional<at::Tensor>& mask, bool wants_weights,
+                                                        bool averages_weights, std::optional<int64_t> mask_kind) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKey::AutocastPrivateUse1);
+  const auto cast = [to = at::autocast::get_autocast_dtype(at::kPrivateUse1)](const auto& tensor) {
+    return at::autocast::cached_cast(to, tensor, at::kPrivateUse1);
+  };
+  const at::Tensor q = cast(query), k = key.is_same(query) ? q : cast(key);
+  const at::Tensor v = value.is_same(query) ? q : value.is_same(key) ? k : cast(value);
+  return at::_native_multi_head_attention(q, k, v, size, heads, cast(inner), cast(inner_bias), cast(outer),
+                                          cast(outer_bias), cast(mask), wants_weights, averages_weights, mask_kind);
+}
 
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
 
@@ -37,7 +59,7 @@ TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
   KERNEL_PRIVATEUSEONE(conv_transpose3d, input, lower_precision_fp)
   KERNEL_PRIVATEUSEONE(prelu, lower_precision_fp)
   KERNEL_PRIVATEUSEONE(scaled_dot_product_attention, lower_precision_fp)
-  KERNEL_PRIVATEUSEONE(_native_multi_head_attention, lower_precision_fp)
+  m.impl("_native_multi_head_attention", TORCH_FN(multi_head_attention));
 
   // fp32
   KERNEL_PRIVATEUSEONE(avg_pool3d, fp32)

@@ -46,6 +46,20 @@ def test_encoders_run_our_attention() -> None:
     assert ran(lambda: program(x)).get("attention") == 2
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_encoders_in_bfloat16_run_our_attention_and_products(norm_first: bool) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(32, 4, 64, activation="gelu", batch_first=True, norm_first=norm_first)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    x = torch.randn(1, 33, 32)
+    program = torch.hetero.compile(model, (x,), precision="bfloat16")
+    kernels = ran(lambda: program(x))
+    assert kernels.get("attention") == 2
+    assert "_native_multi_head_attention" not in str(program)
+    assert_close(program(x).float(), model(x), rtol=0.1, atol=0.1)
+
+
 class Masked(nn.Module):
     """A layer with a mask of one of the three kinds."""
 
