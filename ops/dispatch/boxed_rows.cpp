@@ -9,6 +9,7 @@
 #include "ops/dispatch/typed_rows.h"
 #include "ops/host/decode_jpeg.h"
 #include "ops/kernels/boxed.h"
+#include "ops/kernels/images.h"
 #include "ops/recurrent/layer_kernel.h"
 
 namespace hetero::ops {

@@ -16,6 +16,7 @@
 #include "backend/cpu/convolution/image_layout.h"
 #include "backend/cpu/convolution/max_pool.h"
 #include "backend/cpu/convolution/pixel_mean.h"
+#include "backend/cpu/convolution/resize.h"
 #include "ops/kernels/boxed.h"
 #include "ops/kernels/in_place.h"
 #include "ops/kernels/kernel.h"
@@ -339,6 +340,46 @@ bool run_pixel_mean(const graph::Invocation& invocation) {
     backend::pixel_means(*element, address_of(invocation, 0), count, images.numel / (count * channels), channels,
                          address_of(invocation, 1));
   });
+  return true;
+}
+
+bool run_bilinear(const graph::Invocation& invocation) {
+  constexpr int64_t kFewestChannels = 16;
+  if (invocation.node->operand_count != 2 || invocation.data[1] == nullptr || !last_bits_may_vary()) return false;
+  const Window &input = window_of(invocation, 0), &output = window_of(invocation, 1);
+  const std::optional<backend::Element> element = element_of(input.dtype);
+  if (invocation.operands[0].bits != 0 || !element || output.dtype != input.dtype || input.numel == 0) return false;
+  if (!has_channels_last(input) || !has_channels_last(output) || input.sizes()[1] < kFewestChannels) return false;
+  Decoder decoder(invocation.attributes, invocation.node->attribute_bytes);
+  if (decoder.next() != Tag::kTensor || decoder.operand() != 0 || !read_pair(decoder)) return false;
+  if (decoder.next() != Tag::kBoolean) return false;
+  const bool aligns_corners = decoder.get<uint8_t>() != 0;
+  backend::BilinearResize call{.images = input.sizes()[0],
+                               .channels = input.sizes()[1],
+                               .height = input.sizes()[2],
+                               .width = input.sizes()[3],
+                               .out_height = output.sizes()[2],
+                               .out_width = output.sizes()[3],
+                               .aligns_corners = aligns_corners,
+                               .element = *element,
+                               .input = address_of(invocation, 0),
+                               .output = address_of(invocation, 1)};
+  // As at::native::area_pixel_compute_scale has it.
+  const auto find = [&](int64_t size, int64_t out_size, float& step) {
+    const Tag tag = decoder.next();
+    const bool given = tag == Tag::kReal || tag == Tag::kShapeReal;
+    if (!given && tag != Tag::kNone) return false;
+    const double scale = given ? decoder.real(tag) : 0;
+    if (aligns_corners) {
+      step = out_size > 1 ? static_cast<float>(size - 1) / static_cast<float>(out_size - 1) : 0;
+      return true;
+    }
+    step = scale > 0 ? static_cast<float>(1 / scale) : static_cast<float>(size) / static_cast<float>(out_size);
+    return true;
+  };
+  if (!find(call.height, call.out_height, call.step_y)) return false;
+  if (!find(call.width, call.out_width, call.step_x)) return false;
+  run_as_operator(OwnKernel::kResize, invocation, [&] { backend::resize_bilinear(call); });
   return true;
 }
 

@@ -23,6 +23,8 @@ bool is_by_pixels(const graph::Window& window);
 bool run_max_pool(const graph::Invocation& invocation);
 // mean, over the pixels.
 bool run_pixel_mean(const graph::Invocation& invocation);
+// upsample_bilinear2d, of many channels.
+bool run_bilinear(const graph::Invocation& invocation);
 // gelu, from one layout to another: ATen's leaves its result unwritten there.
 bool run_gelu(const graph::Invocation& invocation);
 // copy_, of row-major floats.

@@ -69,6 +69,7 @@ const char* to_string(SyncReason reason);
   X(kPad, "padding in place")                                     \
   X(kMaxPool, "maxima of pixels")                                 \
   X(kPixelMean, "means over pixels")                              \
+  X(kResize, "resized images")                                    \
   X(kLayout, "images whose channels were put last")               \
   X(kConcatenation, "concatenations of rows")                     \
   X(kBatchNorm, "batch norms in training")                        \

@@ -1,5 +1,5 @@
-// The loops of max_pool.h, pixel_mean.h and batch_norm.h, for the files that are compiled for one
-// instruction set each: with the compiler's vectors, as long as that set has them. It would take
+// The loops of max_pool.h, pixel_mean.h, resize.h and batch_norm.h, for the files that are compiled
+// for one instruction set each: with the compiler's vectors, as long as that set has them. It would take
 // longer ones apart, a number at a time where they are compared.
 
 #pragma once
@@ -28,6 +28,15 @@ struct PixelSum {
   float* sums;
 };
 
+// `to` = first * of_first + next * of_next.
+struct Blend {
+  const float* first;
+  const float* next;
+  float of_first, of_next;
+  int64_t count;
+  float* to;
+};
+
 // Rows of kNormVector * vectors columns, at most kNormColumns, `stride` floats apart. Each column
 // has numbers of its own, and results: the mean and the sum of squared distances from it; the sums
 // of gradients and of their products with input - mean.
@@ -46,6 +55,7 @@ struct ImageKernels {
   // By the element.
   std::array<void (*)(const PoolWindow&), 3> largest;
   std::array<void (*)(const PixelSum&), 3> sum;
+  void (*blend)(const Blend&);
   void (*moments)(const NormRows&);
   void (*gradient_sums)(const NormRows&);  // numbers: the mean
   void (*normalize)(const NormRows&);      // numbers: mean, a, b of (input - mean) * a + b
@@ -315,9 +325,22 @@ struct NormGradient {
   }
 };
 
+inline void blend(const Blend& call) {
+  int64_t i = 0;
+  for (; i + kLanes <= call.count; i += kLanes) {
+    LaneFloats first, next;
+    std::memcpy(&first, call.first + i, sizeof(first));
+    std::memcpy(&next, call.next + i, sizeof(next));
+    const LaneFloats sum = first * call.of_first + next * call.of_next;
+    std::memcpy(call.to + i, &sum, sizeof(sum));
+  }
+  for (; i < call.count; ++i) call.to[i] = call.first[i] * call.of_first + call.next[i] * call.of_next;
+}
+
 constexpr ImageKernels kImageKernels = {
     {&pool_window<LanesOfFloat32>, &pool_window<LanesOfBfloat16>, &pool_window<LanesOfFloat16>},
     {&sum_pixels<LanesOfFloat32>, &sum_pixels<LanesOfBfloat16>, &sum_pixels<LanesOfFloat16>},
+    &blend,
     &for_columns<Moments>,
     &for_columns<GradientSums>,
     &for_columns<Normalize>,

@@ -2,6 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 namespace hetero::backend {
 namespace {
@@ -28,6 +33,53 @@ inline void fill_run(char* out, const char* entry, int64_t count) {
   for (int64_t i = 0; i < count; ++i) std::memcpy(out + i * kBytes, &value, kBytes);
 }
 
+// A square of entries, whose lines become columns, in registers. None for other sizes of an entry.
+template <int kBytes>
+constexpr int64_t kSquare = kBytes == 2   ? 8
+                            : kBytes == 4 ? 4
+                                          : 0;
+
+#if defined(__SSE2__)
+inline void transpose_square(std::integral_constant<int, 4>, const char* from, int64_t from_stride, char* to,
+                             int64_t to_stride) {
+  __m128 line[4];
+  for (int i = 0; i < 4; ++i) line[i] = _mm_loadu_ps(reinterpret_cast<const float*>(from + i * from_stride));
+  _MM_TRANSPOSE4_PS(line[0], line[1], line[2], line[3]);
+  for (int i = 0; i < 4; ++i) _mm_storeu_ps(reinterpret_cast<float*>(to + i * to_stride), line[i]);
+}
+
+inline void transpose_square(std::integral_constant<int, 2>, const char* from, int64_t from_stride, char* to,
+                             int64_t to_stride) {
+  __m128i line[8], pairs[8];
+  for (int i = 0; i < 8; ++i) line[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i * from_stride));
+  for (int i = 0; i < 4; ++i) {
+    pairs[2 * i] = _mm_unpacklo_epi16(line[2 * i], line[2 * i + 1]);
+    pairs[2 * i + 1] = _mm_unpackhi_epi16(line[2 * i], line[2 * i + 1]);
+  }
+  for (int i = 0; i < 2; ++i) {
+    for (int half = 0; half < 2; ++half) {
+      line[4 * i + 2 * half] = _mm_unpacklo_epi32(pairs[4 * i + half], pairs[4 * i + 2 + half]);
+      line[4 * i + 2 * half + 1] = _mm_unpackhi_epi32(pairs[4 * i + half], pairs[4 * i + 2 + half]);
+    }
+  }
+  for (int i = 0; i < 4; ++i) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 2 * i * to_stride), _mm_unpacklo_epi64(line[i], line[i + 4]));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + (2 * i + 1) * to_stride),
+                     _mm_unpackhi_epi64(line[i], line[i + 4]));
+  }
+}
+#else
+template <int kBytes>
+void transpose_square(std::integral_constant<int, kBytes>, const char* from, int64_t from_stride, char* to,
+                      int64_t to_stride) {
+  for (int64_t i = 0; i < kSquare<kBytes>; ++i) {
+    for (int64_t j = 0; j < kSquare<kBytes>; ++j) {
+      copy_entry<kBytes>(to + j * to_stride + i * kBytes, from + i * from_stride + j * kBytes);
+    }
+  }
+}
+#endif
+
 // One direction of copying: what is dense and what is strided changes places.
 template <int kBytes, bool kGather>
 struct Copy {
@@ -49,6 +101,11 @@ struct Copy {
         const int64_t r1 = std::min(rows, r0 + kTile);
         for (int64_t c0 = 0; c0 < columns; c0 += kTile) {
           const int64_t c1 = std::min(columns, c0 + kTile);
+          if (has_squares(r1 - r0, c1 - c0, row_stride)) {
+            squares(r1 - r0, c1 - c0, dense + (r0 * columns + c0) * kBytes, columns * kBytes,
+                    base + r0 * kBytes + c0 * column_stride, column_stride);
+            continue;
+          }
           for (int64_t r = r0; r < r1; ++r) {
             for (int64_t c = c0; c < c1; ++c) {
               one(dense + (r * columns + c) * kBytes, base + r * row_stride + c * column_stride);
@@ -59,6 +116,30 @@ struct Copy {
       return;
     }
     for (int64_t r = 0; r < rows; ++r) run(dense + r * columns * kBytes, base + r * row_stride, columns, column_stride);
+  }
+
+  // Whether a tile is squares whose lines are contiguous on both sides.
+  static bool has_squares(int64_t rows, int64_t columns, int64_t row_stride) {
+    constexpr int64_t kEdge = std::max<int64_t>(kSquare<kBytes>, 1);
+    return kSquare<kBytes> != 0 && row_stride == kBytes && rows % kEdge == 0 && columns % kEdge == 0;
+  }
+  static void squares(int64_t rows_of_tile, int64_t columns_of_tile, char* dense, int64_t dense_stride, char* strided,
+                      int64_t stride) {
+    if constexpr (kSquare<kBytes> != 0) {
+      constexpr int64_t kEdge = kSquare<kBytes>;
+      for (int64_t r = 0; r < rows_of_tile; r += kEdge) {
+        for (int64_t c = 0; c < columns_of_tile; c += kEdge) {
+          char* const rows = dense + r * dense_stride + c * kBytes;
+          char* const columns = strided + c * stride + r * kBytes;
+          const std::integral_constant<int, kBytes> size;
+          if (kGather) {
+            transpose_square(size, columns, stride, rows, dense_stride);
+          } else {
+            transpose_square(size, rows, dense_stride, columns, stride);
+          }
+        }
+      }
+    }
   }
 
   static void walk(char* dense, char* base, const LinearView& view, int64_t first, int64_t count) {

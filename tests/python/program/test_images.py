@@ -108,6 +108,30 @@ def test_any_convolution_with_a_norm_and_an_activation(groups: int, settings: di
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("how", [
+    {"scale_factor": 2}, {"scale_factor": 2, "align_corners": True}, {"size": (7, 1)}, {"size": (1, 40), "align_corners": True},
+    {"scale_factor": (1.7, 0.6)}, {"scale_factor": (1.7, 0.6), "recompute_scale_factor": True}, {"size": (20, 11)},
+], ids=str)  # fmt: skip
+def test_images_between_convolutions_are_resized_where_their_channels_are_last(how: dict) -> None:
+    class Resizes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Conv2d(3, 24, 3, padding=1), nn.Conv2d(24, 8, 3, padding=1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(F.interpolate(F.relu(self.first(x)), mode="bilinear", **how))
+
+    model = Resizes().eval()
+    x = torch.randn(2, 3, 20, 11)
+    program = torch.hetero.compile(model, (x,))
+    assert ran(lambda: program(x)).get("resized images") == 1
+    close(program(x), model, x)
+    rounded = torch.hetero.compile(model, (x,), precision="bfloat16")
+    assert ran(lambda: rounded(x)).get("resized images") == 1
+    torch.testing.assert_close(rounded(x).float(), model(x), rtol=0.05, atol=0.05)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("rank", [1, 3])
 def test_convolutions_of_lines_and_volumes(rank: int) -> None:
     convolution, norm = (nn.Conv1d, nn.BatchNorm1d) if rank == 1 else (nn.Conv3d, nn.BatchNorm3d)

@@ -9,6 +9,7 @@
 #include "backend/cpu/convolution/image_layout.h"
 #include "backend/cpu/convolution/max_pool.h"
 #include "backend/cpu/convolution/pixel_mean.h"
+#include "backend/cpu/convolution/resize.h"
 #include "tests/backend/cpu/convolution/definition.h"
 #include "tests/catch/catch.h"
 
@@ -125,6 +126,83 @@ TEST_CASE("means over pixels") {
             if (threads == 1) first = output;
             const bool same = first == output;
             REQUIRE(same);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("images resized by bilinear interpolation") {
+  struct Sizes {
+    int64_t height, width, out_height, out_width;
+  };
+  for (const int64_t threads : {1, 3}) {
+    const Threads pool(threads);
+    for (const InstructionSet set : {InstructionSet::kPortable, InstructionSet::kAvx2, InstructionSet::kAvx512}) {
+      if (set > instruction_set()) continue;
+      for (const Sizes& s : {Sizes{1, 1, 3, 5}, Sizes{5, 7, 5, 7}, Sizes{4, 3, 9, 12}, Sizes{20, 31, 7, 1}}) {
+        for (const int64_t channels : {1, 19, 300}) {
+          for (const bool aligns_corners : {false, true}) {
+            for (const Element element : kElements) {
+              const std::vector<std::byte> input = stored(numbers(2 * s.height * s.width * channels, 1), element);
+              const std::vector<float> values = widened(input, element);
+              std::vector<std::byte> output = stored(unset(2 * s.out_height * s.out_width * channels + 1), element),
+                                     before = output;
+              const auto step = [&](int64_t size, int64_t out) {
+                if (!aligns_corners) return static_cast<float>(size) / static_cast<float>(out);
+                return out > 1 ? static_cast<float>(size - 1) / static_cast<float>(out - 1) : 0;
+              };
+              resize_bilinear({.images = 2,
+                               .channels = channels,
+                               .height = s.height,
+                               .width = s.width,
+                               .out_height = s.out_height,
+                               .out_width = s.out_width,
+                               .step_y = step(s.height, s.out_height),
+                               .step_x = step(s.width, s.out_width),
+                               .aligns_corners = aligns_corners,
+                               .element = element,
+                               .input = input.data(),
+                               .output = output.data()},
+                              set);
+              const std::vector<float> made = widened(output, element);
+              // Places outside are the nearest ones.
+              const auto value = [&](int64_t image, double y, double x, int64_t c) {
+                double sum = 0;
+                for (const double row : {std::floor(y), std::floor(y) + 1}) {
+                  for (const double column : {std::floor(x), std::floor(x) + 1}) {
+                    const auto at = [](double place, int64_t size) {
+                      return std::clamp<int64_t>(static_cast<int64_t>(place), 0, size - 1);
+                    };
+                    const int64_t pixel = (image * s.height + at(row, s.height)) * s.width + at(column, s.width);
+                    sum += (1 - std::abs(y - row)) * (1 - std::abs(x - column)) *
+                           values[static_cast<size_t>(pixel * channels + c)];
+                  }
+                }
+                return sum;
+              };
+              const auto place = [&](int64_t out, float by) {
+                return aligns_corners ? double{by} * static_cast<double>(out)
+                                      : double{by} * (static_cast<double>(out) + 0.5) - 0.5;
+              };
+              size_t different = 0, i = 0;
+              for (int64_t image = 0; image < 2; ++image) {
+                for (int64_t y = 0; y < s.out_height; ++y) {
+                  for (int64_t x = 0; x < s.out_width; ++x) {
+                    for (int64_t c = 0; c < channels; ++c) {
+                      const double expected =
+                          value(image, place(y, step(s.height, s.out_height)), place(x, step(s.width, s.out_width)), c);
+                      const double most = element == Element::kFloat32 ? 1e-5 : 0.005;
+                      different += !(std::abs(made[i++] - expected) <= most);
+                    }
+                  }
+                }
+              }
+              REQUIRE(different == 0);
+              const auto item = static_cast<std::ptrdiff_t>(element_bytes(element));
+              REQUIRE(std::equal(output.end() - item, output.end(), before.end() - item));
+            }
           }
         }
       }
