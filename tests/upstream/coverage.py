@@ -54,8 +54,8 @@ What the CPU refuses must be refused with the same exception type, and counts as
 - *Entries* are pairs of an entry and a dtype, of which each has so many *samples*, or all. The
   other columns count what came of them, a sample in several forms where the way has some.
 - *Both refuse* is a part of *equal*.
-- *Device's way*: the CPU's own bits where autograd runs a backward pass on a thread of its own, or
-  an optimizer takes its `foreach` implementation, as PyTorch does for devices other than the CPU
+- *Device's way*: the CPU's own bits where a program wants backward passes on a thread of their own,
+  or an optimizer takes its `foreach` implementation, as PyTorch does for devices other than the CPU
   ([design](design.md#where-results-may-differ-from-eager)).
 
 """
