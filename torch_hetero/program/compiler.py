@@ -18,6 +18,7 @@ from torch._guards import TracingContext
 from torch_hetero.device import rng_prims
 from torch_hetero.program.compiled_graph import CompiledGraph
 from torch_hetero.program.joint import depends_on_strides, simplify
+from torch_hetero.program.whole_operators import kept_whole
 
 __all__ = ["backend"]
 
@@ -86,4 +87,5 @@ def backend(
         partition_fn=divide,
         keep_inference_input_mutations=True,
     )
-    return compile_graphs(model, example_inputs)
+    with kept_whole():
+        return compile_graphs(model, example_inputs)
