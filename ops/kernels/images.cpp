@@ -16,7 +16,7 @@
 #include "backend/cpu/convolution/image_layout.h"
 #include "backend/cpu/convolution/max_pool.h"
 #include "backend/cpu/convolution/pixel_mean.h"
-#include "backend/cpu/convolution/resize.h"
+#include "backend/cpu/resize/bilinear.h"
 #include "ops/kernels/boxed.h"
 #include "ops/kernels/in_place.h"
 #include "ops/kernels/kernel.h"

@@ -1,6 +1,6 @@
-// The loops of max_pool.h, pixel_mean.h, resize.h and batch_norm.h, for the files that are compiled
-// for one instruction set each: with the compiler's vectors, as long as that set has them. It would
-// take longer ones apart, a number at a time where they are compared.
+// The loops of max_pool.h, pixel_mean.h, batch_norm.h and backend/cpu/resize/, for the files that
+// are compiled for one instruction set each: with the compiler's vectors, as long as that set has
+// them. It would take longer ones apart, a number at a time where they are compared.
 
 #pragma once
 

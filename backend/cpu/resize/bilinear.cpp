@@ -1,4 +1,4 @@
-#include "backend/cpu/convolution/resize.h"
+#include "backend/cpu/resize/bilinear.h"
 
 #include <algorithm>
 

@@ -9,7 +9,7 @@
 #include "backend/cpu/convolution/image_layout.h"
 #include "backend/cpu/convolution/max_pool.h"
 #include "backend/cpu/convolution/pixel_mean.h"
-#include "backend/cpu/convolution/resize.h"
+#include "backend/cpu/resize/bilinear.h"
 #include "tests/backend/cpu/convolution/definition.h"
 #include "tests/catch/catch.h"
 
