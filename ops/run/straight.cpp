@@ -173,14 +173,13 @@ void run_straight(const OpInfo& info, torch::jit::Stack* stack, SyncReason reaso
 }
 
 void run_drawn(const OpInfo& info, torch::jit::Stack* stack, RandomState random, SyncReason reason) {
+  const auto arguments = arguments_of(info, *stack);
   if (captures_here()) [[unlikely]] {
-    const auto given = arguments_of(info, *stack);
-    if (!is_constant_call(info, given)) refuse_capture(info.name + " (" + to_string(reason) + ")");
-    note_call(info, given);
+    if (!is_constant_call(info, arguments)) refuse_capture(info.name + " (" + to_string(reason) + ")");
+    note_call(info, arguments);
   }
   count(counters().straight);
   if (reason != SyncReason::kFirstSight) counters().fallbacks.count(info.name);
-  const auto arguments = arguments_of(info, *stack);
 
   // Settle everything at once, then look at each tensor.
   std::vector<HeteroStorage*> storages;

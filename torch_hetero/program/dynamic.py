@@ -191,7 +191,7 @@ class Sizes:
         relation, swaps, more = _RELATIONS[type(guard)]
         sides = [guard.rhs, guard.lhs] if swaps else [guard.lhs, guard.rhs]
         sides[0] += more
-        texts = [str(side) if side.is_Integer else self._text(side) for side in sides]
+        texts = [self._side(side) for side in sides]
         if None not in texts:
             self._add_requirement(texts[0], relation, texts[1])
 
@@ -213,7 +213,8 @@ class Sizes:
                     self._add_requirement(str(made), "=", str(*values))
                 continue
             signs = [int((a - b).xreplace(of)) for of in seen]
-            first, second = (str(part) if part.is_Integer else self._text(part) or "" for part in (a, b))
+            first, second = self._side(a), self._side(b)
+            assert first is not None and second is not None  # a variable has been made of them
             if all(sign <= 0 for sign in signs):
                 self._add_requirement(first, "<=", second)
             elif all(sign >= 0 for sign in signs):
@@ -285,6 +286,10 @@ class Sizes:
                         if text is not None:
                             yield text
 
+    def _side(self, expression: Any) -> str | None:
+        """An integer, or a sum of products."""
+        return str(expression) if expression.is_Integer else self._text(expression)
+
     def _text(self, expression: Any) -> str | None:
         """The expression as a sum of products; None where it is none."""
         try:
@@ -337,7 +342,7 @@ class Sizes:
         known = self._variables.get((kind, a, b))
         if known is not None:
             return known
-        texts = [str(part) if part.is_Integer else self._text(part) for part in (a, b)]
+        texts = [self._side(a), self._side(b)]
         if None in texts:
             raise NotImplementedError
         made = sympy.Symbol(f"v{len(self._variables)}", integer=True)

@@ -20,9 +20,11 @@ struct Source {
 
 Source source_of(int64_t place, float step, bool aligns_corners, int64_t size) {
   const auto number = static_cast<float>(place);
-  const float at = aligns_corners ? step * number : std::max(step * (number + 0.5F) - 0.5F, 0.0F);
+  const float center = aligns_corners ? step * number : step * (number + 0.5F) - 0.5F;
+  // A given scale may be any number.
+  const float at = std::min(std::max(0.0F, center), static_cast<float>(size - 1));
   const int64_t first = std::min(static_cast<int64_t>(at), size - 1);
-  const float of_next = std::min(at - static_cast<float>(first), 1.0F);
+  const float of_next = at - static_cast<float>(first);
   return {first, std::min(first + 1, size - 1), 1 - of_next, of_next};
 }
 
@@ -67,7 +69,7 @@ void resize_bilinear(const BilinearResize& call, InstructionSet set) {
   const int64_t grain = std::max<int64_t>(1, kElementsPerThread / out_line);
   parallel_for(0, call.images * call.out_height, grain, [&](int64_t begin, int64_t end) {
     static thread_local Scratch memory;
-    float* const blended = memory.get<float>(3 * line + together * call.channels);
+    float* const blended = memory.get<float>(is_float ? line : 3 * line + together * call.channels);
     WideRows wide(call, blended + line, set);
     float* const made = blended + 3 * line;
     for (int64_t i = begin; i < end; ++i) {

@@ -4,10 +4,6 @@
 #include <cstring>
 #include <type_traits>
 
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
-
 namespace hetero::backend {
 namespace {
 
@@ -33,52 +29,41 @@ inline void fill_run(char* out, const char* entry, int64_t count) {
   for (int64_t i = 0; i < count; ++i) std::memcpy(out + i * kBytes, &value, kBytes);
 }
 
-// A square of entries, whose lines become columns, in registers. None for other sizes of an entry.
+// Lines of a square of entries, in the compiler's vectors. None for other sizes of an entry.
 template <int kBytes>
-constexpr int64_t kSquare = kBytes == 2   ? 8
-                            : kBytes == 4 ? 4
-                                          : 0;
+constexpr int64_t kSquare = kBytes == 2 || kBytes == 4 ? 16 / kBytes : 0;
+typedef uint16_t Line2 __attribute__((vector_size(16)));
+typedef uint32_t Line4 __attribute__((vector_size(16)));
 
-#if defined(__SSE2__)
-inline void transpose_square(std::integral_constant<int, 4>, const char* from, int64_t from_stride, char* to,
-                             int64_t to_stride) {
-  __m128 line[4];
-  for (int i = 0; i < 4; ++i) line[i] = _mm_loadu_ps(reinterpret_cast<const float*>(from + i * from_stride));
-  _MM_TRANSPOSE4_PS(line[0], line[1], line[2], line[3]);
-  for (int i = 0; i < 4; ++i) _mm_storeu_ps(reinterpret_cast<float*>(to + i * to_stride), line[i]);
+// The first halves of two lines, an entry of each in turn, and the second halves.
+inline void interleave(Line2& a, Line2& b) {
+  const Line2 low = __builtin_shuffle(a, b, Line2{0, 8, 1, 9, 2, 10, 3, 11});
+  b = __builtin_shuffle(a, b, Line2{4, 12, 5, 13, 6, 14, 7, 15});
+  a = low;
+}
+inline void interleave(Line4& a, Line4& b) {
+  const Line4 low = __builtin_shuffle(a, b, Line4{0, 4, 1, 5});
+  b = __builtin_shuffle(a, b, Line4{2, 6, 3, 7});
+  a = low;
 }
 
-inline void transpose_square(std::integral_constant<int, 2>, const char* from, int64_t from_stride, char* to,
-                             int64_t to_stride) {
-  __m128i line[8], pairs[8];
-  for (int i = 0; i < 8; ++i) line[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i * from_stride));
-  for (int i = 0; i < 4; ++i) {
-    pairs[2 * i] = _mm_unpacklo_epi16(line[2 * i], line[2 * i + 1]);
-    pairs[2 * i + 1] = _mm_unpackhi_epi16(line[2 * i], line[2 * i + 1]);
-  }
-  for (int i = 0; i < 2; ++i) {
-    for (int half = 0; half < 2; ++half) {
-      line[4 * i + 2 * half] = _mm_unpacklo_epi32(pairs[4 * i + half], pairs[4 * i + 2 + half]);
-      line[4 * i + 2 * half + 1] = _mm_unpackhi_epi32(pairs[4 * i + half], pairs[4 * i + 2 + half]);
-    }
-  }
-  for (int i = 0; i < 4; ++i) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 2 * i * to_stride), _mm_unpacklo_epi64(line[i], line[i + 4]));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + (2 * i + 1) * to_stride),
-                     _mm_unpackhi_epi64(line[i], line[i + 4]));
-  }
-}
-#else
+// Lines become columns.
 template <int kBytes>
-void transpose_square(std::integral_constant<int, kBytes>, const char* from, int64_t from_stride, char* to,
-                      int64_t to_stride) {
-  for (int64_t i = 0; i < kSquare<kBytes>; ++i) {
-    for (int64_t j = 0; j < kSquare<kBytes>; ++j) {
-      copy_entry<kBytes>(to + j * to_stride + i * kBytes, from + i * from_stride + j * kBytes);
+inline void transpose_square(const char* from, int64_t from_stride, char* to, int64_t to_stride) {
+  constexpr int64_t kEdge = kSquare<kBytes>;
+  using Line = std::conditional_t<kBytes == 2, Line2, Line4>;
+  Line lines[kEdge], next[kEdge];
+  for (int64_t i = 0; i < kEdge; ++i) std::memcpy(&lines[i], from + i * from_stride, sizeof(Line));
+  for (int64_t done = 1; done < kEdge; done *= 2) {
+    for (int64_t i = 0; i < kEdge / 2; ++i) {
+      next[2 * i] = lines[i];
+      next[2 * i + 1] = lines[i + kEdge / 2];
+      interleave(next[2 * i], next[2 * i + 1]);
     }
+    std::copy(next, next + kEdge, lines);
   }
+  for (int64_t i = 0; i < kEdge; ++i) std::memcpy(to + i * to_stride, &lines[i], sizeof(Line));
 }
-#endif
 
 // One direction of copying: what is dense and what is strided changes places.
 template <int kBytes, bool kGather>
@@ -131,11 +116,10 @@ struct Copy {
         for (int64_t c = 0; c < columns_of_tile; c += kEdge) {
           char* const rows = dense + r * dense_stride + c * kBytes;
           char* const columns = strided + c * stride + r * kBytes;
-          const std::integral_constant<int, kBytes> size;
           if (kGather) {
-            transpose_square(size, columns, stride, rows, dense_stride);
+            transpose_square<kBytes>(columns, stride, rows, dense_stride);
           } else {
-            transpose_square(size, rows, dense_stride, columns, stride);
+            transpose_square<kBytes>(rows, dense_stride, columns, stride);
           }
         }
       }
