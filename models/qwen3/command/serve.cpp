@@ -14,6 +14,7 @@
 #include <random>
 #include <utility>
 
+#include "qwen3/command/connection_threads.h"
 #include "qwen3/command/engine_thread.h"
 #include "qwen3/command/protocol.h"
 
@@ -180,9 +181,8 @@ class HttpServer {
       : bundle_(bundle),
         thread_(engine),
         name_(options.name.empty() ? options.folder.filename().string() : options.name) {
-    // A thread for each connection that waits.
     constexpr size_t kConnections = 256;
-    server_.new_task_queue = [] { return new httplib::ThreadPool(kConnections); };
+    server_.new_task_queue = [] { return new ConnectionThreads(kConnections); };
     // cpp-httplib's own choice lets two servers have one port.
     server_.set_socket_options([](int socket) {
       const int yes = 1;
