@@ -10,7 +10,7 @@
 
 #include "graph/ir/graph.h"
 #include "ops/convolution/choice.h"
-#include "ops/kernels/images.h"
+#include "ops/convolution/images.h"
 
 namespace hetero::ops {
 

@@ -24,10 +24,10 @@
 #include <ATen/ops/view_native.h>
 #include <torch/library.h>
 
+#include "ops/convolution/images.h"
 #include "ops/dispatch/basic.h"
 #include "ops/dispatch/catch_all.h"
 #include "ops/dispatch/typed.h"
-#include "ops/kernels/images.h"
 #include "ops/memory/storage_memory.h"
 #include "ops/record/recorder.h"
 #include "ops/run/straight.h"

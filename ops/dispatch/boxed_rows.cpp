@@ -4,12 +4,12 @@
 #include <unordered_map>
 
 #include "ops/convolution/convolution.h"
+#include "ops/convolution/images.h"
 #include "ops/dispatch/quantized.h"
 #include "ops/dispatch/registration.h"
 #include "ops/dispatch/typed_rows.h"
 #include "ops/host/decode_jpeg.h"
 #include "ops/kernels/boxed.h"
-#include "ops/kernels/images.h"
 #include "ops/recurrent/layer_kernel.h"
 
 namespace hetero::ops {

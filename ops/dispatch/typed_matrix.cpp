@@ -1,8 +1,8 @@
 // Typed recorders and kernels of matrix products, reductions, softmax and indexing.
 
 #include "operator_headers/matrix.h"
+#include "ops/convolution/images.h"
 #include "ops/dispatch/typed_rows.h"
-#include "ops/kernels/images.h"
 #include "ops/kernels/in_place.h"
 #include "ops/kernels/linear.h"
 

@@ -2,9 +2,10 @@
 
 #include "operator_headers/network.h"
 #include "ops/convolution/convolution.h"
+#include "ops/convolution/images.h"
 #include "ops/dispatch/typed_rows.h"
 #include "ops/kernels/attention.h"
-#include "ops/kernels/images.h"
+#include "ops/kernels/embedding_bags.h"
 
 namespace hetero::ops {
 

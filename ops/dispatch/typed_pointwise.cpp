@@ -1,8 +1,8 @@
 // Typed recorders and kernels of pointwise operators that make new tensors.
 
 #include "operator_headers/pointwise.h"
+#include "ops/convolution/images.h"
 #include "ops/dispatch/typed_rows.h"
-#include "ops/kernels/images.h"
 
 namespace hetero::ops {
 

@@ -72,6 +72,7 @@ const char* to_string(SyncReason reason);
   X(kResize, "resized images")                                    \
   X(kLayout, "images whose channels were put last")               \
   X(kConcatenation, "concatenations of rows")                     \
+  X(kEmbeddingBags, "embedding bags")                             \
   X(kBatchNorm, "batch norms in training")                        \
   X(kBatchNormBackward, "gradients of batch norms")               \
   X(kGroupNorm, "group norms")

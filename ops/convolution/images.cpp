@@ -1,4 +1,4 @@
-#include "ops/kernels/images.h"
+#include "ops/convolution/images.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty_strided.h>
