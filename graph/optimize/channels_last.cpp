@@ -320,20 +320,26 @@ class Layouts {
     return true;
   }
 
-  // Whether tensors of a pointwise operator, those of the result's sizes, have their elements in
-  // one order, and would not have once images have changed.
-  bool parts_orders(const Node& node) const {
+  // The bytes of tensors that an operator has in another order than its first result: once images
+  // have changed, or now. Products and copies read either order.
+  int64_t bytes_across(const Node& node, bool then) const {
+    const OpTraits& traits = op_table()[node.op];
+    if (traits.op_class != OpClass::kPointwise && traits.op_class != OpClass::kNormalization) return 0;
     const std::span<const Operand> all(graph_.operands_of(node), node.operand_count);
-    const Window& result = window_of(all.back());
-    const std::vector<int64_t> then = strides_then(all.back());
-    bool parts = false;
+    const auto made = std::ranges::find_if(all, [](const Operand& operand) { return operand.writes(); });
+    if (made == all.end()) return 0;
+    const auto strides = [&](const Operand& operand) {
+      const std::span<const int64_t> now = window_of(operand).strides();
+      return then ? strides_then(operand) : std::vector<int64_t>(now.begin(), now.end());
+    };
+    const std::vector<int64_t> order = strides(*made);
+    int64_t bytes = 0;
     for (const Operand& operand : all) {
       const Window& window = window_of(operand);
-      if (!std::ranges::equal(window.sizes(), result.sizes())) continue;
-      if (!in_one_order(window.sizes(), window.strides(), result.strides())) return false;
-      parts |= !in_one_order(window.sizes(), strides_then(operand), then);
+      if (!std::ranges::equal(window.sizes(), window_of(*made).sizes())) continue;
+      if (!in_one_order(window.sizes(), strides(operand), order)) bytes += window.numel * dtype_bytes(window.dtype);
     }
-    return parts;
+    return bytes;
   }
 
   // Takes images from operators that would have operands of two layouts. Returns whether there were
@@ -359,9 +365,8 @@ class Layouts {
           row_major = true;
         }
       }
-      const bool parts = traits.op_class == OpClass::kPointwise && parts_orders(node);
-      const bool drops_seen = (image && signal) || turned || row_major || parts;
-      const bool drops_turned = (turned && last) || parts;
+      const bool drops_seen = (image && signal) || turned || row_major;
+      const bool drops_turned = turned && last;
       for (const Operand& operand : all) {
         if (!images_[operand.buffer].exists || !(turns(operand) ? drops_turned : drops_seen)) continue;
         images_[operand.buffer] = Image();
@@ -376,7 +381,7 @@ class Layouts {
     return buffer;
   }
 
-  // Images that operators take together, and which of these groups convolutions touch.
+  // Images that operators take together, and which of these groups convolutions touch and gain.
   void find_groups() {
     std::iota(group_.begin(), group_.end(), BufferId{0});
     std::vector<BufferId> convolved;
@@ -403,6 +408,26 @@ class Layouts {
     }
     wanted_.assign(graph_.buffers.size(), 0);
     for (const BufferId buffer : convolved) wanted_[root(buffer)] = 1;
+    drop_parted_groups();
+  }
+
+  // Takes the groups that would have operators read and write across more than they do now, or as
+  // much, only elsewhere.
+  void drop_parted_groups() {
+    std::vector<int64_t> more(graph_.buffers.size(), 0);  // bytes across, per group
+    std::vector<uint8_t> parted(graph_.buffers.size(), 0);
+    for (const Node& node : graph_.nodes) {
+      const std::span<const Operand> all(graph_.operands_of(node), node.operand_count);
+      const auto image =
+          std::ranges::find_if(all, [&](const Operand& operand) { return images_[operand.buffer].exists; });
+      if (image == all.end()) continue;
+      const int64_t change = bytes_across(node, true) - bytes_across(node, false);
+      more[root(image->buffer)] += change;
+      parted[root(image->buffer)] |= change > 0;
+    }
+    for (size_t i = 0; i < wanted_.size(); ++i) {
+      if (parted[i] != 0 && more[i] >= 0) wanted_[i] = 0;
+    }
   }
 
   // The window with the stride between images that PyTorch's kernels expect of channels that are

@@ -8,8 +8,10 @@
 // A buffer gets the other layout if convolutions touch it, all that touch it keep layouts
 // (OpTraits::keeps_layout), see it row-major only then, or see a part of it with its entries no
 // further apart, and every window of it can be expressed.
-// Pointwise operators, norms, pools and concatenations get operands of one layout, or none is
-// changed. Pointwise operators make images of images, also where they see these as tokens.
+// Pointwise operators, norms, pools and concatenations get images of one layout, or none is
+// changed. Pointwise operators make images of images, also where they see these as tokens. Tokens
+// may meet others that are transposed, if the operators that share them read and write fewer bytes
+// across than before.
 // Convolutions take any: one that reads the program's input reorders it as before.
 // Copies take any, too. Gradients of a convolution have the layout of its input.
 //

@@ -237,6 +237,25 @@ TEST_CASE("what a pointwise operator makes of an image's tokens is laid out as t
   }
 }
 
+TEST_CASE("tokens change where fewer operators read across then, though one reads others transposed") {
+  // hidden = hidden + transposed, as a block that mixes tokens has it; then sums with rows, so many.
+  for (const int rows : {0, 1, 2}) {
+    Images p;
+    const Sizes tokens{2, 20, 3}, turned{60, 1, 20}, in_rows{60, 3, 1};
+    BufferId hidden = p.by(convolution(), {p.image(p.input(product(p.sizes)))});
+    for (int i = 0; i <= rows; ++i) {
+      const BufferId sum = p.empty(120);
+      p.add(test_ops().map, {p.operand(hidden, Access::kRead, tokens, turned, 0),
+                             p.operand(p.input(120), Access::kRead, tokens, i == 0 ? turned : in_rows, 0),
+                             p.operand(sum, Access::kWrite, tokens, turned, 0)});
+      hidden = sum;
+    }
+    p.seen(stubborn(), p.operand(hidden, Access::kRead, tokens, turned, 0));
+    CAPTURE(rows);
+    CHECK(changed(p) == (rows == 2 ? 4 : 0));
+  }
+}
+
 TEST_CASE("what a pointwise operator makes of a signal's tokens is laid out as they are") {
   Images p;
   p.sizes = {2, 3, 5};
