@@ -8,7 +8,7 @@ namespace hetero::ops {
 namespace {
 
 constexpr const char* kNames[kConvolutionImplementations] = {"stock",  "unfolded", "pixels", "depthwise", "packed",
-                                                             "panels", "tiles",    "direct", "winograd"};
+                                                             "panels", "tiles",    "direct", "winograd",  "dots"};
 constexpr const char* kUntried = "untried";
 constexpr const char* kLayouts[] = {"rows", "last"};
 constexpr const char* kUnits[] = {"vectors", "tiles"};

@@ -28,10 +28,11 @@ enum class ConvolutionImplementation : uint8_t {
   // Products of patches (backend/cpu/convolution/patches.h), by a packed weight of linear_choice.h:
   kPanels,
   kTiles,
-  kDirect,    // by panels, which read the pixels in place, or copies of few channels and of planes
-  kWinograd,  // backend/cpu/winograd/winograd.h
+  kDirect,      // by panels, which read pixels in place, or copies of few channels and of planes
+  kWinograd,    // backend/cpu/winograd/winograd.h
+  kFewOutputs,  // backend/cpu/few_outputs/few_outputs.h
 };
-inline constexpr int kConvolutionImplementations = 9;
+inline constexpr int kConvolutionImplementations = 10;
 const char* to_string(ConvolutionImplementation implementation);
 
 // The operation of a call.
@@ -41,7 +42,7 @@ enum ConvolutionGradient : uint8_t { kOfInput = 1, kOfWeight = 2, kOfBias = 4 };
 
 // The properties of a call that the choice depends on.
 struct ConvolutionShape {
-  static constexpr const char* kKind = "convolution 11";
+  static constexpr const char* kKind = "convolution 12";
   backend::Element element = backend::Element::kFloat32;
   ConvolutionWork work = ConvolutionWork::kForward;
   uint8_t gradients = 0;

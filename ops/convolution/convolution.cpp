@@ -400,10 +400,11 @@ class Output {
 // `bias` in place of the call's own, if given.
 void run_by_filter(Implementation by, const graph::Invocation& invocation, const ConvolutionCall& call,
                    const at::Tensor& filter, const at::Tensor* bias = nullptr) {
-  const OwnKernel counted = by == Implementation::kPacked      ? OwnKernel::kPackedConvolution
-                            : by == Implementation::kDepthwise ? OwnKernel::kDepthwise
-                            : by == Implementation::kWinograd  ? OwnKernel::kWinograd
-                                                               : OwnKernel::kPatchProduct;
+  const OwnKernel counted = by == Implementation::kPacked       ? OwnKernel::kPackedConvolution
+                            : by == Implementation::kDepthwise  ? OwnKernel::kDepthwise
+                            : by == Implementation::kWinograd   ? OwnKernel::kWinograd
+                            : by == Implementation::kFewOutputs ? OwnKernel::kFewOutputs
+                                                                : OwnKernel::kPatchProduct;
   run_as_operator(counted, invocation, [&] {
     KernelTensors tensors(invocation);
     const auto tensor = [&](int operand) {
@@ -629,6 +630,7 @@ ConvolutionCounts convolution_counts() {
   counts.runs[static_cast<int>(Implementation::kPacked)] = of(OwnKernel::kPackedConvolution);
   counts.runs[static_cast<int>(Implementation::kDepthwise)] = of(OwnKernel::kDepthwise);
   counts.runs[static_cast<int>(Implementation::kWinograd)] = of(OwnKernel::kWinograd);
+  counts.runs[static_cast<int>(Implementation::kFewOutputs)] = of(OwnKernel::kFewOutputs);
   // Of all products of patches.
   for (const Implementation one : {Implementation::kPanels, Implementation::kTiles, Implementation::kDirect}) {
     counts.runs[static_cast<int>(one)] = of(OwnKernel::kPatchProduct);

@@ -17,6 +17,7 @@
 #include "backend/cpu/convolution/image_layout.h"
 #include "backend/cpu/convolution/patches.h"
 #include "backend/cpu/convolution/tile_convolution.h"
+#include "backend/cpu/few_outputs/few_outputs.h"
 #include "backend/cpu/vector/scratch.h"
 #include "backend/cpu/winograd/winograd.h"
 #include "ops/kernels/blas.h"
@@ -268,6 +269,15 @@ FollowedResult convolve_to(const Destination& to, Implementation implementation,
                                          .output = static_cast<float*>(to.result),
                                          .limits = to.limits,
                                          .follower = to.follower});
+    case Implementation::kFewOutputs:
+      backend::convolve_few_outputs({.geometry = call.shape.geometry,
+                                     .input = input.const_data_ptr<float>(),
+                                     .filter = filter.const_data_ptr<float>(),
+                                     .bias = bias ? bias->const_data_ptr<float>() : nullptr,
+                                     .output = static_cast<float*>(to.result),
+                                     .output_planes = call.output_planes,
+                                     .limits = to.limits});
+      return FollowedResult::kMade;
     default:
       return convolve_by_patches(implementation, call, filter, input, bias, to);
   }
@@ -347,6 +357,9 @@ bool can_convolve_by_filter(Implementation implementation, const ConvolutionCall
              backend::fits_direct(call.shape.geometry, call.settings.groups, call.shape.element, call.input_planes);
     case Implementation::kWinograd:
       return call.has_winograd;
+    case Implementation::kFewOutputs:
+      return call.has_addresses && call.settings.groups == 1 && !call.input_planes &&
+             backend::fits_few_outputs(call.shape.geometry, call.shape.element);
     default:
       return false;
   }
@@ -361,7 +374,8 @@ int64_t filter_space(Implementation implementation, const ConvolutionCall& call)
   if (has_sets(implementation, call)) return packed_space(product_by(implementation), product_of_sets(call));
   if (implementation == Implementation::kWinograd)
     return backend::winograd_filter_bytes(geometry, call.settings.groups);
-  if (implementation != Implementation::kPacked && implementation != Implementation::kDepthwise) {
+  if (implementation != Implementation::kPacked && implementation != Implementation::kDepthwise &&
+      implementation != Implementation::kFewOutputs) {
     const int64_t parts = call.spreads ? geometry.kernel_height : call.settings.groups;
     return parts * packed_space(product_by(implementation), product_of(call));
   }
@@ -385,6 +399,11 @@ PackedWeights::Made make_filter(Implementation implementation, const Convolution
       backend::depthwise_taps(call.shape.geometry, call.shape.element, rows.const_data_ptr(),
                               taps.mutable_data_ptr<float>());
       return {std::move(taps), filter_space(implementation, call)};
+    }
+    case Implementation::kFewOutputs: {
+      at::Tensor rows = weight.movedim(1, -1).contiguous();
+      if (rows.is_alias_of(weight)) rows = rows.clone();
+      return {std::move(rows), filter_space(implementation, call)};
     }
     case Implementation::kWinograd:  // infinities, too: its results are looked at
       return winograd_filter(call.shape.geometry, call.settings.groups, weight.movedim(1, -1).contiguous());

@@ -1,5 +1,5 @@
 // The implementations of a convolution that keep a filter in a layout of their own: oneDNN's, the
-// depthwise loops, products of patches, and Winograd's.
+// depthwise loops, products of patches, Winograd's, and dot products.
 //
 // Thread safety: any thread; calls share nothing.
 
@@ -18,7 +18,8 @@ namespace hetero::ops {
 // Those of ConvolutionImplementation.
 inline constexpr ConvolutionImplementation kFilterImplementations[] = {
     ConvolutionImplementation::kDepthwise, ConvolutionImplementation::kPacked, ConvolutionImplementation::kPanels,
-    ConvolutionImplementation::kTiles,     ConvolutionImplementation::kDirect, ConvolutionImplementation::kWinograd};
+    ConvolutionImplementation::kTiles,     ConvolutionImplementation::kDirect, ConvolutionImplementation::kWinograd,
+    ConvolutionImplementation::kFewOutputs};
 
 // Whether the implementation keeps a filter and can compute the call, as things are configured.
 bool can_convolve_by_filter(ConvolutionImplementation implementation, const ConvolutionCall& call);

@@ -6,6 +6,8 @@
 #include <ATen/ops/native_group_norm_backward_ops.h>
 #include <ATen/ops/native_group_norm_ops.h>
 
+#include <c10/util/SmallVector.h>
+
 #include <algorithm>
 #include <array>
 #include <limits>
@@ -17,6 +19,7 @@
 #include "backend/cpu/convolution/max_pool.h"
 #include "backend/cpu/convolution/pixel_mean.h"
 #include "backend/cpu/resize/bilinear.h"
+#include "backend/cpu/resize/nearest.h"
 #include "ops/kernels/boxed.h"
 #include "ops/kernels/in_place.h"
 #include "ops/kernels/kernel.h"
@@ -380,6 +383,44 @@ bool run_bilinear(const graph::Invocation& invocation) {
   if (!find(call.height, call.out_height, call.step_y)) return false;
   if (!find(call.width, call.out_width, call.step_x)) return false;
   run_as_operator(OwnKernel::kResize, invocation, [&] { backend::resize_bilinear(call); });
+  return true;
+}
+
+bool run_nearest(const graph::Invocation& invocation) {
+  if (invocation.node->operand_count != 2 || invocation.data[1] == nullptr) return false;
+  const Window &input = window_of(invocation, 0), &output = window_of(invocation, 1);
+  if (invocation.operands[0].bits != 0 || output.dtype != input.dtype || input.numel == 0) return false;
+  const bool by_pixels = has_channels_last(input) && has_channels_last(output);
+  if (!element_of(input.dtype) || (!by_pixels && !(input.contiguous && output.contiguous))) return false;
+  Decoder decoder(invocation.attributes, invocation.node->attribute_bytes);
+  if (decoder.next() != Tag::kTensor || decoder.operand() != 0 || !read_pair(decoder)) return false;
+  // As at::native::nearest_idx has it.
+  std::array<c10::SmallVector<int64_t, 256>, 2> sources;
+  for (int i = 0; i < 2; ++i) {
+    const int64_t size = input.sizes()[2 + i], out_size = output.sizes()[2 + i];
+    const Tag tag = decoder.next();
+    const bool given = tag == Tag::kReal || tag == Tag::kShapeReal;
+    if (!given && tag != Tag::kNone) return false;
+    const double scale = given ? decoder.real(tag) : 0;
+    const float step =
+        scale > 0 ? static_cast<float>(1 / scale) : static_cast<float>(size) / static_cast<float>(out_size);
+    for (int64_t place = 0; place < out_size; ++place) {
+      // A given scale may be any number.
+      const float at = std::min(static_cast<float>(place) * step, static_cast<float>(size - 1));
+      sources[i].push_back(out_size == size ? place : out_size == 2 * size ? place / 2 : static_cast<int64_t>(at));
+    }
+  }
+  // Planes of row-major images are images of one channel.
+  const int64_t images = input.sizes()[0], channels = input.sizes()[1];
+  const backend::NearestResize call{.images = by_pixels ? images : images * channels,
+                                    .height = input.sizes()[2],
+                                    .width = input.sizes()[3],
+                                    .pixel_bytes = (by_pixels ? channels : 1) * graph::dtype_bytes(input.dtype),
+                                    .rows = sources[0],
+                                    .columns = sources[1],
+                                    .input = address_of(invocation, 0),
+                                    .output = address_of(invocation, 1)};
+  run_as_operator(OwnKernel::kResize, invocation, [&] { backend::resize_nearest(call); });
   return true;
 }
 

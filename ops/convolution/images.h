@@ -25,6 +25,8 @@ bool run_max_pool(const graph::Invocation& invocation);
 bool run_pixel_mean(const graph::Invocation& invocation);
 // upsample_bilinear2d, of many channels.
 bool run_bilinear(const graph::Invocation& invocation);
+// upsample_nearest2d; the bits are PyTorch's.
+bool run_nearest(const graph::Invocation& invocation);
 // gelu, from one layout to another: ATen's leaves its result unwritten there.
 bool run_gelu(const graph::Invocation& invocation);
 // copy_, of row-major floats.

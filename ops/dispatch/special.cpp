@@ -15,6 +15,7 @@
 #include <ATen/ops/_fused_sdp_choice_native.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
+#include <ATen/ops/_unsafe_view.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
@@ -22,6 +23,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/histc_ops.h>
 #include <ATen/ops/ones_like.h>
+#include <ATen/ops/pixel_shuffle_ops.h>
+#include <ATen/ops/pixel_unshuffle_ops.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/tanh.h>
 #include <ATen/ops/where.h>
@@ -243,6 +246,51 @@ at::Tensor& histc_out(const at::Tensor& self, int64_t bins, const at::Scalar& mi
   return out;
 }
 
+// Pixel shuffles are copies in another order: these are fused and take any layout. PyTorch's kernel
+// takes each element by itself where channels are last. Anything but whole images takes the usual
+// way, errors included.
+bool is_image(const at::Tensor& self, int64_t factor) { return self.dim() == 4 && factor > 1 && self.numel() > 0; }
+
+bool has_channels_last(const at::Tensor& self) {
+  return self.suggest_memory_format() == at::MemoryFormat::ChannelsLast;
+}
+
+// A new tensor of what is seen.
+at::Tensor copied(const at::Tensor& seen, at::IntArrayRef sizes) {
+  return at::_unsafe_view(seen.clone(at::MemoryFormat::Contiguous), sizes);
+}
+
+// The result has the argument's layout, as in eager.
+at::Tensor pixel_shuffle(const at::Tensor& self, int64_t factor) {
+  if (!is_image(self, factor) || self.size(1) % (factor * factor) != 0) {
+    return take_usual_way<at::_ops::pixel_shuffle>({self, factor})[0].toTensor();
+  }
+  const int64_t images = self.size(0), height = self.size(2), width = self.size(3);
+  const int64_t channels = self.size(1) / (factor * factor);
+  if (has_channels_last(self)) {
+    const at::Tensor seen = self.permute({0, 2, 3, 1}).view({images, height, width, channels, factor, factor});
+    return copied(seen.permute({0, 1, 4, 2, 5, 3}), {images, height * factor, width * factor, channels})
+        .permute({0, 3, 1, 2});
+  }
+  const at::Tensor seen = self.view({images, channels, factor, factor, height, width});
+  return copied(seen.permute({0, 1, 4, 2, 5, 3}), {images, channels, height * factor, width * factor});
+}
+
+at::Tensor pixel_unshuffle(const at::Tensor& self, int64_t factor) {
+  if (!is_image(self, factor) || self.size(2) % factor != 0 || self.size(3) % factor != 0) {
+    return take_usual_way<at::_ops::pixel_unshuffle>({self, factor})[0].toTensor();
+  }
+  const int64_t images = self.size(0), channels = self.size(1);
+  const int64_t height = self.size(2) / factor, width = self.size(3) / factor;
+  if (has_channels_last(self)) {
+    const at::Tensor seen = self.permute({0, 2, 3, 1}).view({images, height, factor, width, factor, channels});
+    return copied(seen.permute({0, 1, 3, 5, 2, 4}), {images, height, width, channels * factor * factor})
+        .permute({0, 3, 1, 2});
+  }
+  const at::Tensor seen = self.view({images, channels, height, factor, width, factor});
+  return copied(seen.permute({0, 1, 3, 5, 2, 4}), {images, channels * factor * factor, height, width});
+}
+
 // Made by rewrite_slice.h of two calls.
 TORCH_LIBRARY_FRAGMENT(hetero, library) {
   library.def(
@@ -257,6 +305,8 @@ TORCH_LIBRARY_IMPL(hetero, Meta, library) { library.impl("convolution_norm", TOR
 
 void register_special(torch::Library& library) {
   library.impl("_fused_sdp_choice", TORCH_FN(fused_sdp_choice));
+  library.impl("pixel_shuffle", TORCH_FN(pixel_shuffle));
+  library.impl("pixel_unshuffle", TORCH_FN(pixel_unshuffle));
   library.impl("histc", TORCH_FN(histc));
   library.impl("histc.out", TORCH_FN(histc_out));
   library.impl("convolution", TORCH_FN(convolution));

@@ -317,6 +317,18 @@ void leaky_relu(Builder& b) {
   b.store(b.map(Function::kLeakyRelu, x.dtype, {b.value(x, x.dtype)}, {b.exact_number(slope, x.dtype)}), x.dtype);
 }
 
+// x > 0 ? x : weight * x
+void prelu(Builder& b) {
+  const Source x = b.tensor(), weight = b.tensor();
+  if (!c10::isFloatingType(x.dtype)) b.fail();
+  const at::ScalarType compute = compute_dtype(x.dtype);
+  const Ref value = b.value(x, x.dtype);
+  const Ref is_positive =
+      b.map_as(Function::kGreater, Form::kNumberRight, compute, at::kBool, {value}, {b.number(0, compute)});
+  const Ref scaled = b.map(Function::kMul, x.dtype, {value, b.value(weight, x.dtype)});
+  b.store(b.map_as(Function::kWhere, Form::kTensors, compute, compute, {is_positive, value, scaled}, {}), x.dtype);
+}
+
 void elu(Builder& b) {
   const Source x = b.tensor();
   const at::Scalar alpha = b.scalar(), scale = b.scalar(), input_scale = b.scalar();

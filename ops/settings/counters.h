@@ -62,6 +62,7 @@ const char* to_string(SyncReason reason);
   X(kDepthwise, "depthwise convolutions")                         \
   X(kPatchProduct, "convolutions as products of patches")         \
   X(kWinograd, "convolutions by Winograd's algorithm")            \
+  X(kFewOutputs, "convolutions to few channels")                  \
   X(kConvolutionBackward, "gradients of convolutions")            \
   X(kAttention, "attention")                                      \
   X(kAttentionBackward, "gradients of attention")                 \

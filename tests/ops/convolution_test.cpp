@@ -308,6 +308,35 @@ TEST_F(ConvolutionTest, WinogradsComputeWhatTheCpuComputes) {
   }
 }
 
+TEST_F(ConvolutionTest, FewOutputsAreWhatTheCpuComputes) {
+  const auto runs = [] { return convolution_counts().runs[static_cast<int>(Implementation::kFewOutputs)]; };
+  for (const Case& c : {
+           Case{.input = {2, 32, 9, 12}, .weight = {3, 32, 3, 3}, .padding = {1, 1}},
+           Case{.input = {1, 16, 17, 7}, .weight = {1, 16, 9, 9}, .padding = {4, 4}},
+           Case{.input = {1, 64, 8, 6}, .weight = {4, 64, 1, 1}},
+           Case{.input = {1, 16, 13, 14}, .weight = {2, 16, 3, 3}, .padding = {2, 3}, .dilation = {2, 3}},
+       }) {
+    SCOPED_TRACE(c10::str(c.input, " ", c.weight));
+    const at::Tensor x = numbers(c.input, 1).contiguous(at::MemoryFormat::ChannelsLast);
+    const at::Tensor bias = numbers({c.weight[0]}, 3);
+    at::Tensor w = numbers(c.weight, 2);
+    const at::Tensor x_there = settled(on_device(x)), w_there = settled(on_device(w)),
+                     bias_there = settled(on_device(bias));
+    force_convolution_implementation(Implementation::kFewOutputs);
+    for (const double factor : {1.0, 0.5}) {  // the second weight in the first one's place
+      w.mul_(factor);
+      w_there.mul_(factor);
+      flush_all(SyncReason::kFlush);
+      for (int i = 0; i < kUsesBeforePacking; ++i) settled(c.forward(x_there, w_there, bias_there));
+      const int64_t before = runs();
+      EXPECT_TRUE(near_truth(c.forward(x_there, w_there, bias_there), forward_in_double(c, x, w, bias)));
+      EXPECT_TRUE(near_truth(c.forward(x_there, w_there, std::nullopt), forward_in_double(c, x, w, std::nullopt)));
+      EXPECT_EQ(runs() - before, backend::has_panels() ? 2 : 0);
+    }
+    force_convolution_implementation(std::nullopt);
+  }
+}
+
 TEST_F(ConvolutionTest, GradientsByWinogradsAlgorithmAreNearTheTruth) {
   const auto runs = [] { return counters().own_kernels[static_cast<size_t>(OwnKernel::kConvolutionBackward)].load(); };
   force_convolution_implementation(Implementation::kWinograd);

@@ -145,3 +145,81 @@ def test_kernels_of_images_run() -> None:
     assert ran(lambda: to.copy_(rows).cpu())["images whose channels were put last"] == 1
     parts = [last(torch.randn(1, 40, 8, 8)).to("hetero") for _ in range(6)]
     assert ran(lambda: torch.cat(parts, 1).cpu())["concatenations of rows"] == 1
+
+
+def same(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """Bits, sizes and strides."""
+    assert actual.stride() == expected.stride() and actual.dtype == expected.dtype
+    torch.testing.assert_close(actual.cpu(), expected, rtol=0, atol=0, equal_nan=True)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+@pytest.mark.parametrize("shape", [(1, 16, 5, 7), (2, 33, 1, 9), (3, 1, 6, 4), (2, 8, 1, 1)])
+@pytest.mark.parametrize("how", [
+    {"scale_factor": 2}, {"scale_factor": 3}, {"scale_factor": 2.5}, {"scale_factor": 0.5}, {"scale_factor": (1, 7)},
+    {"size": (11, 4)}, {"size": (10, 14)}, {"scale_factor": 2.3, "recompute_scale_factor": True}], ids=str)  # fmt: skip
+def test_the_nearest_pixels(dtype: torch.dtype, shape: tuple[int, ...], how: dict) -> None:
+    images = torch.randn(shape).to(dtype)
+    for x in (images, last(images), images.transpose(2, 3), images[:, :, :, ::2]):
+        try:
+            expected = F.interpolate(x, **how)
+        except RuntimeError as error:
+            with pytest.raises(RuntimeError, match=str(error)[:20]):
+                F.interpolate(x.to("hetero"), **how).cpu()
+            continue
+        for _ in range(3):  # run, planned, replayed
+            same(F.interpolate(x.to("hetero"), **how), expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.int64])
+@pytest.mark.parametrize("shuffle", [F.pixel_shuffle, F.pixel_unshuffle])
+@pytest.mark.parametrize("shape", [(1, 16, 4, 6), (2, 36, 1, 1), (0, 4, 2, 2), (3, 4, 6, 4), (4, 2, 6), (2, 2, 4, 4, 2)])
+def test_shuffled_pixels(dtype: torch.dtype, shuffle: object, shape: tuple[int, ...]) -> None:
+    images = (torch.randn(shape) * 9).to(dtype)
+    for x in (images, last(images)) if len(shape) == 4 else (images,):
+        for factor in (1, 2, 3, 0, -2):
+            try:
+                expected = shuffle(x, factor)  # type: ignore[operator]
+            except RuntimeError as error:
+                with pytest.raises(RuntimeError, match=str(error)[:20]):
+                    shuffle(x.to("hetero"), factor).cpu()  # type: ignore[operator]
+                continue
+            for _ in range(3):
+                source = x.to("hetero")
+                result = shuffle(source, factor)  # type: ignore[operator]
+                same(result, expected)
+                result.zero_()
+                assert torch.equal(source.cpu(), x)  # a tensor of its own
+
+
+@pytest.mark.parametrize("shuffle", [F.pixel_shuffle, F.pixel_unshuffle])
+def test_gradients_of_shuffled_pixels(shuffle: object) -> None:
+    x, weight = torch.randn(2, 16, 4, 4), torch.randn(2, 16 * 16)
+    grads = []
+    for device in ("cpu", "hetero"):
+        leaf = x.detach().clone().to(device).requires_grad_()
+        (shuffle(leaf, 2).flatten(1) * weight.to(device)).sum().backward()  # type: ignore[operator]
+        grads.append(leaf.grad.cpu())
+    assert torch.equal(*grads)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+@pytest.mark.parametrize("slopes", [1, 16])
+def test_leaky_slopes_that_are_learned(dtype: torch.dtype, slopes: int) -> None:
+    x, weight = torch.randn(2, 16, 9, 9).to(dtype), torch.randn(slopes).to(dtype)
+    x[0, 0, 0, :4] = torch.tensor([-0.0, float("nan"), float("inf"), -float("inf")])
+    weight[-1] = float("inf")
+    for images in (x, last(x)):
+        expected = F.prelu(images, weight)
+        for _ in range(3):
+            same(F.prelu(images.to("hetero"), weight.to("hetero")), expected)
+            same(F.prelu(images.to("hetero"), weight.to("hetero")) * 2, expected * 2)
+    grads = []
+    for device in ("cpu", "hetero"):
+        leaf = x[1:].detach().clone().to(device).requires_grad_()
+        slope = weight[:1].detach().clone().to(device).fill_(0.25).requires_grad_()
+        F.prelu(leaf, slope).sum().backward()
+        grads.append((leaf.grad.cpu(), slope.grad.cpu()))
+    torch.testing.assert_close(*grads)

@@ -132,6 +132,28 @@ def test_images_between_convolutions_are_resized_where_their_channels_are_last(h
 
 
 @torch.no_grad()
+def test_networks_that_make_images_keep_their_channels_last() -> None:
+    class Makes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.middle, self.last = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 64, 3), nn.Conv2d(16, 3, 5, padding=2)
+            self.slope = nn.PReLU(16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.slope(self.first(F.pad(x, (1, 1, 1, 1), "reflect")))
+            x = F.interpolate(x, scale_factor=2, mode="nearest")
+            x = F.pixel_shuffle(self.middle(F.pad(x, (1, 1, 1, 1), "replicate")), 2)
+            return self.last(x)
+
+    model = Makes().eval()
+    x = torch.randn(2, 3, 12, 20)
+    program = torch.hetero.compile(model, (x,))
+    kernels = ran(lambda: program(x))
+    assert kernels.get("resized images") == 1
+    close(program(x), model, x)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("rank", [1, 3])
 def test_convolutions_of_lines_and_volumes(rank: int) -> None:
     convolution, norm = (nn.Conv1d, nn.BatchNorm1d) if rank == 1 else (nn.Conv3d, nn.BatchNorm3d)

@@ -1,0 +1,15 @@
+// Compiled for the instructions of vector_avx2.h; called only where the processor has them. See
+// few_outputs_kernel.h.
+
+#include "backend/cpu/few_outputs/few_outputs_kernel.h"
+
+#include "backend/cpu/vector/vector_avx2.h"
+
+namespace hetero::backend {
+
+const DotKernels& dot_kernels_avx2() {
+  static constexpr DotKernels kKernels = make_dot_kernels<Vector>();
+  return kKernels;
+}
+
+}  // namespace hetero::backend
