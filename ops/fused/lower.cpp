@@ -365,6 +365,27 @@ bool depends_on_position(Function function, at::ScalarType common, std::span<con
   }
 }
 
+// The entries that both have together, of tensors of the same sizes with their dimensions in the
+// same order; 0 where they have not. `dense` has no gaps.
+int64_t common_row(const graph::Window& dense, const graph::Window& other) {
+  int64_t row = 1, furthest = 0;
+  bool together = true;
+  for (int64_t stride = 1; stride < dense.numel;) {
+    int inner = -1;
+    for (int d = 0; d < dense.rank; ++d) {
+      if (dense.sizes()[d] != 1 && dense.strides()[d] == stride) inner = d;
+    }
+    if (inner < 0) return 0;
+    const int64_t size = dense.sizes()[inner], step = other.strides()[inner];
+    if (step <= furthest) return 0;
+    together &= step == stride;
+    if (together) row *= size;
+    furthest = step * (size - 1);
+    stride *= size;
+  }
+  return row;
+}
+
 // Whether Form::kNumberRight takes numbers of the entries' dtype, and gives what Form::kTensors
 // gives.
 bool takes_numbers_alike(Function function) {
@@ -382,20 +403,21 @@ bool takes_numbers_alike(Function function) {
 
 }  // namespace
 
-// Eager runs over tensors of one dense layout as over vectors, in parts for its threads.
+// Eager runs over rows as over vectors, and over what is left of a row one by one. Rows are as long
+// as all tensors have their entries together. Threads have parts of the whole.
 bool Builder::fills_vectors() const {
   const graph::Window& result = window(output_operand(0));
   constexpr int64_t kTwoVectors = 128;  // bytes, of the widest
   // at::internal::GRAIN_SIZE, entries that one thread takes at least.
   constexpr int64_t kGrain = 32768;
+  if (!result.dense) return false;
   int64_t entries = kTwoVectors / graph::dtype_bytes(result.dtype);
+  int64_t row = result.numel;
   for (int i = 0; i < request_.node->operand_count; ++i) {
     const graph::Window& other = window(i);
     if (other.numel == 1 && result.numel != 1) continue;
-    if (!other.dense || !std::ranges::equal(other.sizes(), result.sizes()) ||
-        !std::ranges::equal(other.strides(), result.strides())) {
-      return false;
-    }
+    if (!std::ranges::equal(other.sizes(), result.sizes())) return false;
+    row = std::min(row, common_row(result, other));
     entries = std::max<int64_t>(entries, kTwoVectors / graph::dtype_bytes(other.dtype));
   }
   int64_t part = result.numel;
@@ -403,7 +425,7 @@ bool Builder::fills_vectors() const {
     const int64_t parts = std::min<int64_t>(at::get_num_threads(), at::divup(part, kGrain));
     part = at::divup(part, parts);
   }
-  return result.numel % entries == 0 && part % entries == 0;
+  return row > 0 && row % entries == 0 && part % entries == 0;
 }
 
 backend::MapFunction Builder::find(Function function, Form form, at::ScalarType common,

@@ -289,16 +289,13 @@ void find_lines(const ConvolutionGeometry& g, int64_t pixel_bytes, const std::by
 // of outputs [begin, end).
 void put_planes(const ConvolutionGeometry& g, int64_t item, const std::byte* rows, int64_t first, int64_t count,
                 int64_t begin, int64_t end, std::byte* output) {
-  // Rows that a first-level cache holds, while planes are written one after the other.
-  const int64_t together = std::max<int64_t>(16, kTurnedBytes / (g.outputs * item)), positions = g.positions();
+  const int64_t positions = g.positions();
   while (count > 0) {
     const int64_t image = first / positions, position = first % positions;
-    const int64_t part = std::min({count, together, positions - position});
-    std::byte* to = output + ((image * g.outputs + begin) * positions + position) * item;
-    for (int64_t n = begin; n < end; ++n, to += positions * item) {
-      gather_tile(to, reinterpret_cast<const char*>(rows) + n * item, 1, 0, part, g.outputs * item,
-                  static_cast<int>(item));
-    }
+    const int64_t part = std::min(count, positions - position);
+    transpose(reinterpret_cast<const char*>(rows + begin * item), g.outputs * item, part, end - begin,
+              reinterpret_cast<char*>(output + ((image * g.outputs + begin) * positions + position) * item),
+              positions * item, static_cast<int>(item));
     rows += part * g.outputs * item;
     first += part;
     count -= part;

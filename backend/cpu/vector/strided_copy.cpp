@@ -103,6 +103,24 @@ struct Copy {
     for (int64_t r = 0; r < rows; ++r) run(dense + r * columns * kBytes, base + r * row_stride, columns, column_stride);
   }
 
+  // A few lines of the result at a time: lines far apart are in different pages.
+  static void transpose(char* to, int64_t to_stride, char* from, int64_t from_stride, int64_t rows, int64_t columns) {
+    for (int64_t c0 = 0; c0 < columns; c0 += kTile) {
+      const int64_t c1 = std::min(columns, c0 + kTile);
+      for (int64_t r0 = 0; r0 < rows; r0 += kTile) {
+        const int64_t r1 = std::min(rows, r0 + kTile);
+        if (has_squares(c1 - c0, r1 - r0, kBytes)) {
+          squares(c1 - c0, r1 - r0, to + c0 * to_stride + r0 * kBytes, to_stride, from + r0 * from_stride + c0 * kBytes,
+                  from_stride);
+          continue;
+        }
+        for (int64_t c = c0; c < c1; ++c) {
+          for (int64_t r = r0; r < r1; ++r) one(to + c * to_stride + r * kBytes, from + r * from_stride + c * kBytes);
+        }
+      }
+    }
+  }
+
   // Whether a tile is squares whose lines are contiguous on both sides.
   static bool has_squares(int64_t rows, int64_t columns, int64_t row_stride) {
     constexpr int64_t kEdge = std::max<int64_t>(kSquare<kBytes>, 1);
@@ -216,6 +234,13 @@ void scatter_tile(const void* dense, char* base, int64_t rows, int64_t row_strid
   for_size(bytes, [&](auto size) {
     Copy<size, false>::tile(static_cast<char*>(const_cast<void*>(dense)), base, rows, row_stride, columns,
                             column_stride);
+  });
+}
+
+void transpose(const char* from, int64_t from_stride, int64_t rows, int64_t columns, char* to, int64_t to_stride,
+               int bytes) {
+  for_size(bytes, [&](auto size) {
+    Copy<size, true>::transpose(to, to_stride, const_cast<char*>(from), from_stride, rows, columns);
   });
 }
 

@@ -43,6 +43,10 @@ void gather_tile(void* dense, const char* base, int64_t rows, int64_t row_stride
 void scatter_tile(const void* dense, char* base, int64_t rows, int64_t row_stride, int64_t columns,
                   int64_t column_stride, int bytes);
 
+// to[c * to_stride + r * bytes] <- from[r * from_stride + c * bytes], for rows x columns entries.
+void transpose(const char* from, int64_t from_stride, int64_t rows, int64_t columns, char* to, int64_t to_stride,
+               int bytes);
+
 // out[j * count .. (j + 1) * count) <- entries[j] for 0 <= j < rows.
 void repeat(void* out, const void* entries, int64_t rows, int64_t count, int bytes);
 

@@ -44,5 +44,28 @@ TEST_CASE("tiles are gathered and scattered, whatever their strides") {
   }
 }
 
+TEST_CASE("lines become columns, with room between both") {
+  for (const int bytes : {1, 2, 4, 8, 16}) {
+    for (const int64_t rows : {1, 5, 16, 40}) {
+      for (const int64_t columns : {1, 4, 19, 32}) {
+        const int64_t from_stride = (columns + 3) * bytes, to_stride = (rows + 1) * bytes;
+        std::vector<char> from(static_cast<size_t>(rows * from_stride)), expected;
+        for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<char>(i * 37 + i / 251);
+        std::vector<char> to(static_cast<size_t>(columns * to_stride), 0x55);
+        expected = to;
+        for (int64_t r = 0; r < rows; ++r) {
+          for (int64_t c = 0; c < columns; ++c) {
+            std::memcpy(&expected[static_cast<size_t>(c * to_stride + r * bytes)],
+                        &from[static_cast<size_t>(r * from_stride + c * bytes)], static_cast<size_t>(bytes));
+          }
+        }
+        transpose(from.data(), from_stride, rows, columns, to.data(), to_stride, bytes);
+        CAPTURE(bytes, rows, columns);
+        CHECK(to == expected);
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace hetero::backend
