@@ -5,8 +5,8 @@
 // them at the first call of a shape (choice.h). A product over all images at once reads the weight
 // in place (backend/cpu/convolution/convolution.h). A depthwise convolution has loops of our own.
 // Once the weight has been used kUsesBeforePacking times unchanged, those are measured that keep it
-// in a layout of theirs (filter.h): oneDNN's kernel, and products of patches by one of the packed
-// weights of products. Programs with bound addresses do that in advance. A convolution with one
+// in a layout of theirs (filter.h): oneDNN's kernel, products of patches by one of the packed
+// weights of products, Winograd's, and dot products for few outputs. Programs with bound addresses do that in advance. A convolution with one
 // pixel of kernel over images with their channels last is a product (linear.h).
 //
 // All pad with nothing but zeros. The product over all images takes one or two dimensions of

@@ -6,13 +6,12 @@
 #include <ATen/ops/native_group_norm_backward_ops.h>
 #include <ATen/ops/native_group_norm_ops.h>
 
-#include <c10/util/SmallVector.h>
-
 #include <algorithm>
 #include <array>
 #include <limits>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "backend/cpu/convolution/batch_norm.h"
 #include "backend/cpu/convolution/image_layout.h"
@@ -387,6 +386,7 @@ bool run_bilinear(const graph::Invocation& invocation) {
 }
 
 bool run_nearest(const graph::Invocation& invocation) {
+  constexpr float kMostPlaces = 1 << 24;  // that floats tell apart
   if (invocation.node->operand_count != 2 || invocation.data[1] == nullptr) return false;
   const Window &input = window_of(invocation, 0), &output = window_of(invocation, 1);
   if (invocation.operands[0].bits != 0 || output.dtype != input.dtype || input.numel == 0) return false;
@@ -394,20 +394,21 @@ bool run_nearest(const graph::Invocation& invocation) {
   if (!element_of(input.dtype) || (!by_pixels && !(input.contiguous && output.contiguous))) return false;
   Decoder decoder(invocation.attributes, invocation.node->attribute_bytes);
   if (decoder.next() != Tag::kTensor || decoder.operand() != 0 || !read_pair(decoder)) return false;
-  // As at::native::nearest_idx has it.
-  std::array<c10::SmallVector<int64_t, 256>, 2> sources;
+  // As ATen's kernels have it, which agree on these scales.
+  static thread_local std::array<std::vector<int64_t>, 2> sources;
   for (int i = 0; i < 2; ++i) {
     const int64_t size = input.sizes()[2 + i], out_size = output.sizes()[2 + i];
     const Tag tag = decoder.next();
     const bool given = tag == Tag::kReal || tag == Tag::kShapeReal;
     if (!given && tag != Tag::kNone) return false;
     const double scale = given ? decoder.real(tag) : 0;
-    const float step =
-        scale > 0 ? static_cast<float>(1 / scale) : static_cast<float>(size) / static_cast<float>(out_size);
+    const float usual = static_cast<float>(size) / static_cast<float>(out_size);
+    const float step = scale > 0 ? static_cast<float>(1 / scale) : usual;
+    if ((out_size == size || out_size == 2 * size) && step != usual) return false;
+    if (!(static_cast<float>(out_size) * step < kMostPlaces)) return false;
+    sources[i].clear();
     for (int64_t place = 0; place < out_size; ++place) {
-      // A given scale may be any number.
-      const float at = std::min(static_cast<float>(place) * step, static_cast<float>(size - 1));
-      sources[i].push_back(out_size == size ? place : out_size == 2 * size ? place / 2 : static_cast<int64_t>(at));
+      sources[i].push_back(std::min(static_cast<int64_t>(static_cast<float>(place) * step), size - 1));
     }
   }
   // Planes of row-major images are images of one channel.

@@ -249,7 +249,11 @@ at::Tensor& histc_out(const at::Tensor& self, int64_t bins, const at::Scalar& mi
 // Pixel shuffles are copies in another order: these are fused and take any layout. PyTorch's kernel
 // takes each element by itself where channels are last. Anything but whole images takes the usual
 // way, errors included.
-bool is_image(const at::Tensor& self, int64_t factor) { return self.dim() == 4 && factor > 1 && self.numel() > 0; }
+bool is_image(const at::Tensor& self, int64_t factor) {
+  const at::ScalarType dtype = self.scalar_type();
+  const bool is_moved = (dtype <= at::kBool && dtype != at::kComplexHalf) || dtype == at::kBFloat16;
+  return self.dim() == 4 && is_moved && factor > 1 && factor <= self.numel();
+}
 
 bool has_channels_last(const at::Tensor& self) {
   return self.suggest_memory_format() == at::MemoryFormat::ChannelsLast;
@@ -262,7 +266,7 @@ at::Tensor copied(const at::Tensor& seen, at::IntArrayRef sizes) {
 
 // The result has the argument's layout, as in eager.
 at::Tensor pixel_shuffle(const at::Tensor& self, int64_t factor) {
-  if (!is_image(self, factor) || self.size(1) % (factor * factor) != 0) {
+  if (!is_image(self, factor) || factor > self.size(1) || self.size(1) % (factor * factor) != 0) {
     return take_usual_way<at::_ops::pixel_shuffle>({self, factor})[0].toTensor();
   }
   const int64_t images = self.size(0), height = self.size(2), width = self.size(3);

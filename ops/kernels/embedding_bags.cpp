@@ -81,6 +81,7 @@ bool run(const graph::Invocation& invocation, const Arguments& arguments) {
     call.begins = call.begins.first(call.begins.size() - 1);
   }
   const size_t bags = call.begins.size();
+  if (bags == 0 && !call.ids.empty()) return false;  // ids of no bag
   if (width == 0 || (call.ids.size() + bags) > kMostValues / width || !backend::is_valid(call)) return false;
   const auto numel = [&](int operand) { return static_cast<size_t>(window(operand).numel); };
   if (numel(kSums) != bags * width || numel(kBagOfId) != (call.are_means ? call.ids.size() : 0)) return false;

@@ -31,6 +31,10 @@ class RowOfOutputs {
   void operator()(const float* image, int64_t y, float* sums) const {
     const int64_t top = y * g_.stride_y - g_.padding_y;
     const Taps down(top, g_.kernel_height, g_.dilation_y, g_.height);
+    if (down.first == down.last) {
+      std::fill_n(sums, g_.out_width() * g_.outputs, 0.0F);
+      return;
+    }
     const Taps all(0, g_.kernel_width, 1, g_.kernel_width);
     const float* const from = image + (top + down.first * g_.dilation_y) * g_.width * g_.channels;
     for (int64_t x = 0; x < whole_.first; ++x) at_border(from, down, x, sums);
@@ -43,17 +47,22 @@ class RowOfOutputs {
     run(from, down, Taps(x * g_.stride_x - g_.padding_x, g_.kernel_width, g_.dilation_x, g_.width), x, 1, sums);
   }
 
+  // Strides and dilations may be huge where there is one output, or one tap.
   void run(const float* from, const Taps& down, const Taps& across, int64_t x, int64_t count, float* sums) const {
     if (count == 0) return;
+    const int64_t taps_down = down.last - down.first, taps_across = across.last - across.first;
+    if (taps_across == 0) {
+      std::fill_n(sums + x * g_.outputs, count * g_.outputs, 0.0F);
+      return;
+    }
     const int64_t of_row = g_.kernel_width * g_.channels;
     const int64_t column = x * g_.stride_x - g_.padding_x + across.first * g_.dilation_x;
-    const bool is_outside = down.first == down.last || across.first == across.last;
-    kernel_({.pixels = is_outside ? from : from + column * g_.channels,
-             .step = g_.stride_x * g_.channels,
-             .taps_down = is_outside ? 0 : down.last - down.first,
-             .down = g_.dilation_y * g_.width * g_.channels,
-             .taps_across = across.last - across.first,
-             .across = g_.dilation_x * g_.channels,
+    kernel_({.pixels = from + column * g_.channels,
+             .step = count > 1 ? g_.stride_x * g_.channels : 0,
+             .taps_down = taps_down,
+             .down = taps_down > 1 ? g_.dilation_y * g_.width * g_.channels : 0,
+             .taps_across = taps_across,
+             .across = taps_across > 1 ? g_.dilation_x * g_.channels : g_.channels,
              .channels = g_.channels,
              .filter = call_.filter + down.first * of_row + across.first * g_.channels,
              .filter_down = of_row,

@@ -1,7 +1,7 @@
 // Sums and means of a table's rows, a few bags of ids at a time.
 //
-// ATen's kernel takes 6 µs before it adds the first row, which is most of a recommender's time for
-// one user's ids. Many bags are left to it: it has several threads.
+// ATen's kernel takes 7 µs for a bag of ten ids, and hardly less for one, which is most of a
+// recommender's time for one user's ids. Many bags are left to it: it has several threads.
 //
 // Thread safety: any thread. Works on the calling thread.
 

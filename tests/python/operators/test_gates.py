@@ -46,3 +46,19 @@ def test_gates_have_eagers_bits(dtype: torch.dtype, name: str, shape: tuple[int,
             assert torch.equal(actual, expected)
         if x is images and dtype == torch.float32:
             assert (seen.fused_nodes == 2) == whole
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gates_by_gelu_are_near_eagers(dtype: torch.dtype) -> None:
+    x = (torch.randn(3, 40, 256) * 3).to(dtype)
+
+    def gated(x: torch.Tensor) -> torch.Tensor:
+        half, gate = x.chunk(2, -1)
+        return half * F.gelu(gate)
+
+    for _ in range(4):
+        with counting() as seen:
+            actual = gated(x.to(DEVICE)).cpu()
+        torch.testing.assert_close(actual, gated(x))
+    assert seen.fused_nodes == 2

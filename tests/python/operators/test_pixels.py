@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 import torch
@@ -155,10 +156,10 @@ def same(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
-@pytest.mark.parametrize("shape", [(1, 16, 5, 7), (2, 33, 1, 9), (3, 1, 6, 4), (2, 8, 1, 1)])
+@pytest.mark.parametrize("shape", [(1, 16, 5, 7), (2, 33, 1, 9), (3, 1, 6, 4), (2, 8, 1, 1), (1, 3, 100, 90)])
 @pytest.mark.parametrize("how", [
     {"scale_factor": 2}, {"scale_factor": 3}, {"scale_factor": 2.5}, {"scale_factor": 0.5}, {"scale_factor": (1, 7)},
-    {"size": (11, 4)}, {"size": (10, 14)}, {"scale_factor": 2.3, "recompute_scale_factor": True}], ids=str)  # fmt: skip
+    {"size": (11, 4)}, {"size": (10, 14)}, {"scale_factor": 2.001}, {"scale_factor": (1.005, 2)}, {"scale_factor": 2.3, "recompute_scale_factor": True}], ids=str)  # fmt: skip
 def test_the_nearest_pixels(dtype: torch.dtype, shape: tuple[int, ...], how: dict) -> None:
     images = torch.randn(shape).to(dtype)
     for x in (images, last(images), images.transpose(2, 3), images[:, :, :, ::2]):
@@ -173,17 +174,17 @@ def test_the_nearest_pixels(dtype: torch.dtype, shape: tuple[int, ...], how: dic
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.int64])
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.int64, torch.bool, torch.uint16, torch.complex64])
 @pytest.mark.parametrize("shuffle", [F.pixel_shuffle, F.pixel_unshuffle])
 @pytest.mark.parametrize("shape", [(1, 16, 4, 6), (2, 36, 1, 1), (0, 4, 2, 2), (3, 4, 6, 4), (4, 2, 6), (2, 2, 4, 4, 2)])
 def test_shuffled_pixels(dtype: torch.dtype, shuffle: object, shape: tuple[int, ...]) -> None:
-    images = (torch.randn(shape) * 9).to(dtype)
+    images = (torch.randn(shape) * 9).abs().to(dtype)
     for x in (images, last(images)) if len(shape) == 4 else (images,):
-        for factor in (1, 2, 3, 0, -2):
+        for factor in (1, 2, 3, 0, -2, 2**32, 2**63 - 1):
             try:
                 expected = shuffle(x, factor)  # type: ignore[operator]
-            except RuntimeError as error:
-                with pytest.raises(RuntimeError, match=str(error)[:20]):
+            except (RuntimeError, ValueError) as error:
+                with pytest.raises(type(error), match=re.escape(str(error)[:20])):
                     shuffle(x.to("hetero"), factor).cpu()  # type: ignore[operator]
                 continue
             for _ in range(3):

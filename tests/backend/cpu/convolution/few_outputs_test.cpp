@@ -66,6 +66,14 @@ TEST_CASE("few outputs are sums over all channels of the pixels under the kernel
        .padding_x = 2,
        .dilation_y = 3,
        .dilation_x = 2},
+      // One output of a huge stride, by one tap of a huge dilation.
+      {.channels = 16,
+       .height = 3,
+       .width = 5,
+       .stride_y = int64_t{1} << 60,
+       .stride_x = int64_t{1} << 60,
+       .dilation_y = int64_t{1} << 60,
+       .dilation_x = int64_t{1} << 60},
       // Kernels that lie outside the image as a whole.
       {.channels = 16, .height = 1, .width = 2, .kernel_height = 2, .kernel_width = 1, .padding_y = 5, .padding_x = 3},
       {.channels = 16, .height = 1, .width = 3, .kernel_height = 1, .kernel_width = 2, .padding_x = 1, .dilation_x = 4},
