@@ -182,7 +182,8 @@ def test_images_with_a_depth(way: Callable) -> None:
     there, x = way(model), torch.randn(2, 3, 8, 24, 24)
     close(settled(there, x), model, x)
     on_device = x.to("hetero")
-    assert ran(lambda: there(on_device).cpu()).get(PACKED, 0) == 3
+    # Those with a norm. The other runs by what is measured to be the fastest.
+    assert ran(lambda: there(on_device).cpu()).get(PACKED, 0) >= 2
     program = torch.hetero.compile(model, (x,))
     close(program(x), model, x)
 

@@ -21,7 +21,7 @@ def table(rows: int = 40, width: int = 9) -> torch.Tensor:
 
 
 def ids_of(begins: list[int], dtype: torch.dtype) -> torch.Tensor:
-    return torch.randint(40, (12 if not begins or begins[-1] else 0,), dtype=dtype)
+    return torch.randint(40, (12 if begins and begins[-1] else 0,), dtype=dtype)
 
 
 @torch.no_grad()
