@@ -7,8 +7,8 @@
 // Once the weight has been used kUsesBeforePacking times unchanged, those are measured that keep it
 // in a layout of theirs (filter.h): oneDNN's kernel, products of patches by one of the packed
 // weights of products, Winograd's, and dot products for few outputs. Programs with bound addresses
-// do that in advance. A convolution with one pixel of kernel over images with their channels last is
-// a product (linear.h).
+// do that in advance. A convolution with one pixel of kernel over images with their channels last
+// is a product (linear.h).
 //
 // All pad with nothing but zeros. The product over all images takes one or two dimensions of
 // row-major tensors, without groups, in float32. Gradients by pixels are those of depthwise and
