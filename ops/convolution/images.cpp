@@ -52,6 +52,16 @@ std::optional<std::array<int64_t, 2>> read_pair(Decoder& decoder) {
   return pair;
 }
 
+// The scale of an interpolation along one dimension, as the step of pixels of the input that ATen
+// makes of it (compute_scales_value); nothing else.
+std::optional<float> read_step(Decoder& decoder, int64_t size, int64_t out_size) {
+  const Tag tag = decoder.next();
+  const bool given = tag == Tag::kReal || tag == Tag::kShapeReal;
+  if (!given && tag != Tag::kNone) return {};
+  const double scale = given ? decoder.real(tag) : 0;
+  return scale > 0 ? static_cast<float>(1 / scale) : static_cast<float>(size) / static_cast<float>(out_size);
+}
+
 bool read_max_pool(const graph::Invocation& invocation, backend::MaxPool& call) {
   if (invocation.node->operand_count != 3 || invocation.operands[0].bits != 0) return false;
   const Window &input = window_of(invocation, 0), &output = window_of(invocation, 1),
@@ -368,15 +378,10 @@ bool run_bilinear(const graph::Invocation& invocation) {
                                .output = address_of(invocation, 1)};
   // As at::native::area_pixel_compute_scale has it.
   const auto find = [&](int64_t size, int64_t out_size, float& step) {
-    const Tag tag = decoder.next();
-    const bool given = tag == Tag::kReal || tag == Tag::kShapeReal;
-    if (!given && tag != Tag::kNone) return false;
-    const double scale = given ? decoder.real(tag) : 0;
-    if (aligns_corners) {
-      step = out_size > 1 ? static_cast<float>(size - 1) / static_cast<float>(out_size - 1) : 0;
-      return true;
-    }
-    step = scale > 0 ? static_cast<float>(1 / scale) : static_cast<float>(size) / static_cast<float>(out_size);
+    const std::optional<float> given = read_step(decoder, size, out_size);
+    if (!given) return false;
+    const float of_corners = out_size > 1 ? static_cast<float>(size - 1) / static_cast<float>(out_size - 1) : 0;
+    step = aligns_corners ? of_corners : *given;
     return true;
   };
   if (!find(call.height, call.out_height, call.step_y)) return false;
@@ -398,17 +403,13 @@ bool run_nearest(const graph::Invocation& invocation) {
   static thread_local std::array<std::vector<int64_t>, 2> sources;
   for (int i = 0; i < 2; ++i) {
     const int64_t size = input.sizes()[2 + i], out_size = output.sizes()[2 + i];
-    const Tag tag = decoder.next();
-    const bool given = tag == Tag::kReal || tag == Tag::kShapeReal;
-    if (!given && tag != Tag::kNone) return false;
-    const double scale = given ? decoder.real(tag) : 0;
+    const std::optional<float> step = read_step(decoder, size, out_size);
+    if (!step || !(static_cast<float>(out_size) * *step < kMostPlaces)) return false;
     const float usual = static_cast<float>(size) / static_cast<float>(out_size);
-    const float step = scale > 0 ? static_cast<float>(1 / scale) : usual;
-    if ((out_size == size || out_size == 2 * size) && step != usual) return false;
-    if (!(static_cast<float>(out_size) * step < kMostPlaces)) return false;
+    if ((out_size == size || out_size == 2 * size) && *step != usual) return false;
     sources[i].clear();
     for (int64_t place = 0; place < out_size; ++place) {
-      sources[i].push_back(std::min(static_cast<int64_t>(static_cast<float>(place) * step), size - 1));
+      sources[i].push_back(std::min(static_cast<int64_t>(static_cast<float>(place) * *step), size - 1));
     }
   }
   // Planes of row-major images are images of one channel.

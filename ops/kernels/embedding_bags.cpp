@@ -44,10 +44,14 @@ bool read(const graph::Invocation& invocation, Arguments& arguments) {
   return decoder.integer(decoder.next()) < 0;  // the id that counts as none
 }
 
-template <typename Id>
-std::span<Id> values(const graph::Invocation& invocation, int operand) {
-  const Window& window = (*invocation.windows)[invocation.operands[operand].window];
-  return {static_cast<Id*>(invocation.data[operand]) + window.offset, static_cast<size_t>(window.numel)};
+const Window& window_of(const graph::Invocation& invocation, int operand) {
+  return (*invocation.windows)[invocation.operands[operand].window];
+}
+
+template <typename T>
+std::span<T> values(const graph::Invocation& invocation, int operand) {
+  const Window& window = window_of(invocation, operand);
+  return {static_cast<T*>(invocation.data[operand]) + window.offset, static_cast<size_t>(window.numel)};
 }
 
 // Results 1 to 3 are what the gradient wants; of sums it wants none of them.
@@ -65,13 +69,11 @@ void write_rest(const graph::Invocation& invocation, const backend::EmbeddingBag
 template <typename Id>
 bool run(const graph::Invocation& invocation, const Arguments& arguments) {
   constexpr size_t kMostValues = 32 << 10;  // to add; more are worth several threads
-  const auto window = [&](int operand) -> const Window& {
-    return (*invocation.windows)[invocation.operands[operand].window];
-  };
-  const auto width = static_cast<size_t>(window(kTable).sizes()[1]);
+  const Window& table = window_of(invocation, kTable);
+  const auto width = static_cast<size_t>(table.sizes()[1]);
   backend::EmbeddingBags<Id> call{.table = values<const float>(invocation, kTable).data(),
-                                  .rows = window(kTable).sizes()[0],
-                                  .width = window(kTable).sizes()[1],
+                                  .rows = table.sizes()[0],
+                                  .width = table.sizes()[1],
                                   .ids = values<const Id>(invocation, kIds),
                                   .begins = values<const Id>(invocation, kBegins),
                                   .are_means = arguments.are_means,
@@ -83,7 +85,7 @@ bool run(const graph::Invocation& invocation, const Arguments& arguments) {
   const size_t bags = call.begins.size();
   if (bags == 0 && !call.ids.empty()) return false;  // ids of no bag
   if (width == 0 || (call.ids.size() + bags) > kMostValues / width || !backend::is_valid(call)) return false;
-  const auto numel = [&](int operand) { return static_cast<size_t>(window(operand).numel); };
+  const auto numel = [&](int operand) { return static_cast<size_t>(window_of(invocation, operand).numel); };
   if (numel(kSums) != bags * width || numel(kBagOfId) != (call.are_means ? call.ids.size() : 0)) return false;
   if (numel(kPlaces) != numel(kSizeOfBag) || (call.are_means && numel(kSizeOfBag) != bags)) return false;
   run_as_operator(OwnKernel::kEmbeddingBags, invocation, [&] {
@@ -98,11 +100,9 @@ bool run(const graph::Invocation& invocation, const Arguments& arguments) {
 bool run_embedding_bags(const graph::Invocation& invocation) {
   Arguments arguments;
   if (!read(invocation, arguments)) return false;
-  const auto dtype = [&](int operand) {
-    return static_cast<c10::ScalarType>((*invocation.windows)[invocation.operands[operand].window].dtype);
-  };
+  const auto dtype = [&](int operand) { return static_cast<c10::ScalarType>(window_of(invocation, operand).dtype); };
   for (int i = 0; i < kOperands; ++i) {
-    const Window& window = (*invocation.windows)[invocation.operands[i].window];
+    const Window& window = window_of(invocation, i);
     if (!window.contiguous || invocation.operands[i].bits != 0) return false;
     if (window.rank != (i == kTable || i == kSums ? 2 : 1)) return false;
     if (invocation.data[i] == nullptr && window.numel != 0) return false;

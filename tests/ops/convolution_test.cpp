@@ -15,6 +15,7 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <tuple>
 
 #include "backend/cpu/kernels/panel_gemm.h"
 #include "ops/kernels/blas.h"
@@ -265,6 +266,12 @@ TEST_F(ConvolutionTest, ProductsOfPatchesComputeWhatTheCpuComputes) {
   EXPECT_EQ(linear_counts().packed_bytes, 0);
 }
 
+// Images with their channels last, a weight and a bias.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> operands_of(const Case& c) {
+  return {numbers(c.input, 1).contiguous(at::MemoryFormat::ChannelsLast), numbers(c.weight, 2),
+          numbers({c.weight[0]}, 3)};
+}
+
 TEST_F(ConvolutionTest, WinogradsComputeWhatTheCpuComputes) {
   const auto runs = [] { return convolution_counts().runs[static_cast<int>(Implementation::kWinograd)]; };
   for (const Case& c : {
@@ -274,9 +281,7 @@ TEST_F(ConvolutionTest, WinogradsComputeWhatTheCpuComputes) {
            Case{.input = {1, 16, 13, 14}, .weight = {20, 16, 3, 3}, .padding = {2, 3}, .dilation = {2, 3}},
        }) {
     SCOPED_TRACE(c10::str(c.input, " ", c.weight));
-    const at::Tensor x = numbers(c.input, 1).contiguous(at::MemoryFormat::ChannelsLast);
-    const at::Tensor bias = numbers({c.weight[0]}, 3);
-    at::Tensor w = numbers(c.weight, 2);
+    const auto [x, w, bias] = operands_of(c);
     const at::Tensor x_there = settled(on_device(x)), w_there = settled(on_device(w)),
                      bias_there = settled(on_device(bias));
     force_convolution_implementation(Implementation::kWinograd);
@@ -317,9 +322,7 @@ TEST_F(ConvolutionTest, FewOutputsAreWhatTheCpuComputes) {
            Case{.input = {1, 16, 13, 14}, .weight = {2, 16, 3, 3}, .padding = {2, 3}, .dilation = {2, 3}},
        }) {
     SCOPED_TRACE(c10::str(c.input, " ", c.weight));
-    const at::Tensor x = numbers(c.input, 1).contiguous(at::MemoryFormat::ChannelsLast);
-    const at::Tensor bias = numbers({c.weight[0]}, 3);
-    at::Tensor w = numbers(c.weight, 2);
+    const auto [x, w, bias] = operands_of(c);
     const at::Tensor x_there = settled(on_device(x)), w_there = settled(on_device(w)),
                      bias_there = settled(on_device(bias));
     force_convolution_implementation(Implementation::kFewOutputs);

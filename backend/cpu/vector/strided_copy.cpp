@@ -82,40 +82,28 @@ struct Copy {
 
   static void tile(char* dense, char* base, int64_t rows, int64_t row_stride, int64_t columns, int64_t column_stride) {
     if (rows > 1 && std::abs(row_stride) < std::abs(column_stride)) {
-      for (int64_t r0 = 0; r0 < rows; r0 += kTile) {
-        const int64_t r1 = std::min(rows, r0 + kTile);
-        for (int64_t c0 = 0; c0 < columns; c0 += kTile) {
-          const int64_t c1 = std::min(columns, c0 + kTile);
-          if (has_squares(r1 - r0, c1 - c0, row_stride)) {
-            squares(r1 - r0, c1 - c0, dense + (r0 * columns + c0) * kBytes, columns * kBytes,
-                    base + r0 * kBytes + c0 * column_stride, column_stride);
-            continue;
-          }
-          for (int64_t r = r0; r < r1; ++r) {
-            for (int64_t c = c0; c < c1; ++c) {
-              one(dense + (r * columns + c) * kBytes, base + r * row_stride + c * column_stride);
-            }
-          }
-        }
-      }
-      return;
+      return turn(dense, columns * kBytes, base, rows, row_stride, columns, column_stride);
     }
     for (int64_t r = 0; r < rows; ++r) run(dense + r * columns * kBytes, base + r * row_stride, columns, column_stride);
   }
 
-  // A few lines of the result at a time: lines far apart are in different pages.
-  static void transpose(char* to, int64_t to_stride, char* from, int64_t from_stride, int64_t rows, int64_t columns) {
-    for (int64_t c0 = 0; c0 < columns; c0 += kTile) {
-      const int64_t c1 = std::min(columns, c0 + kTile);
-      for (int64_t r0 = 0; r0 < rows; r0 += kTile) {
-        const int64_t r1 = std::min(rows, r0 + kTile);
-        if (has_squares(c1 - c0, r1 - r0, kBytes)) {
-          squares(c1 - c0, r1 - r0, to + c0 * to_stride + r0 * kBytes, to_stride, from + r0 * from_stride + c0 * kBytes,
-                  from_stride);
+  // A tile whose columns are further apart than its rows, which are `dense_stride` apart where they
+  // are dense. A few rows at a time: those far apart are in different pages.
+  static void turn(char* dense, int64_t dense_stride, char* base, int64_t rows, int64_t row_stride, int64_t columns,
+                   int64_t column_stride) {
+    for (int64_t r0 = 0; r0 < rows; r0 += kTile) {
+      const int64_t r1 = std::min(rows, r0 + kTile);
+      for (int64_t c0 = 0; c0 < columns; c0 += kTile) {
+        const int64_t c1 = std::min(columns, c0 + kTile);
+        if (has_squares(r1 - r0, c1 - c0, row_stride)) {
+          squares(r1 - r0, c1 - c0, dense + r0 * dense_stride + c0 * kBytes, dense_stride,
+                  base + r0 * kBytes + c0 * column_stride, column_stride);
           continue;
         }
-        for (int64_t c = c0; c < c1; ++c) {
-          for (int64_t r = r0; r < r1; ++r) one(to + c * to_stride + r * kBytes, from + r * from_stride + c * kBytes);
+        for (int64_t r = r0; r < r1; ++r) {
+          for (int64_t c = c0; c < c1; ++c) {
+            one(dense + r * dense_stride + c * kBytes, base + r * row_stride + c * column_stride);
+          }
         }
       }
     }
@@ -240,7 +228,7 @@ void scatter_tile(const void* dense, char* base, int64_t rows, int64_t row_strid
 void transpose(const char* from, int64_t from_stride, int64_t rows, int64_t columns, char* to, int64_t to_stride,
                int bytes) {
   for_size(bytes, [&](auto size) {
-    Copy<size, true>::transpose(to, to_stride, const_cast<char*>(from), from_stride, rows, columns);
+    Copy<size, true>::turn(to, to_stride, const_cast<char*>(from), columns, size, rows, from_stride);
   });
 }
 
